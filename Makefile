@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention chaos chaos-automation coverage-of-requirements requirements docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention bench-fairness chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" &
 # third of its time.
 side_by_side = -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
-test: check browser pooler ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
+test: check browser pooler proxy ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
 	$(BIN)/pytest $(side_by_side) --maxfail 10 $(once_more)
 	$(BIN)/pytest -m "alone and not slow" $$(grep -rl mark.alone tests) $(once_more)
 
@@ -67,6 +67,9 @@ browser: ## Debian's chromium and nodejs for the tests, installed when they are 
 
 pooler: ## Debian's pgbouncer, the same way
 	$(call debian,pgbouncer:pgbouncer)
+
+proxy: ## Debian's nginx, the same way
+	$(call debian,nginx:nginx)
 
 postgres15: ## Debian's postgresql-15, the same way
 	$(call debian,$(POSTGRES15)/postgres:postgresql-15)
@@ -102,6 +105,9 @@ bench-start: .venv/.ready ## Time from the answer to a start to the first vendor
 bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
 	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
 
+bench-fairness: .venv/.ready ## What one tenant at its worst costs another; SECONDS=60, JSON=1 prints JSON
+	$(BIN)/python -m bench.fairness $(if $(SECONDS),--seconds $(SECONDS)) $(if $(filter 1,$(JSON)),--json)
+
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1, SEEDS="1 7 42" plays several, SLOW=1 on one slow core, JSON=1 prints JSON
 	$(if $(filter 1,$(SLOW)),taskset -c 0 nice) $(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) \
 		$(if $(SEEDS)$(SEED),--seed $(or $(SEEDS),$(SEED))) $(if $(filter 1,$(JSON)),--json)
@@ -118,6 +124,14 @@ requirements: .venv/.ready ## Write requirements*.txt from pyproject.toml; UPGRA
 	$(COMPILE) pyproject.toml --output-file requirements.txt
 	$(COMPILE) pyproject.toml --extra embedded --group dev --group build --constraint requirements.txt --output-file requirements-dev.txt
 	@! grep -nE '://|[ =]/' requirements*.txt || { echo "a host or a path of this machine slipped in" >&2; exit 1; }
+
+sbom: .venv/.ready ## The bill of materials (CycloneDX JSON) of requirements.txt, in dist/ecluse.cdx.json
+	mkdir -p dist
+	$(BIN)/python -m tools.sbom > dist/ecluse.cdx.json
+
+# Works without a network; no advisories come with the project.
+vulnerabilities: .venv/.ready ## Pinned packages against known vulnerabilities; ADVISORIES=all.zip is the export of OSV for PyPI
+	$(BIN)/python -m tools.vulnerabilities $(ADVISORIES)
 
 docs: .venv/.ready ## Write the generated documents
 	$(BIN)/python -m ecluse.settings > docs/configuration.md.new

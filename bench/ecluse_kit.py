@@ -73,7 +73,7 @@ async def _run(kit: Kit, items: int, io_ms: float, key: str) -> dict[str, object
         started = await start_run(connection, Start(FLOW, key, input={"items": items, "io_ms": io_ms}))
     await kit.wait_for_run(started.run.id, LONG)
     async with kit.pool.connection() as connection:
-        return await run_queries.show_run(connection, None, started.run.id)
+        return await run_queries.show_run(connection, started.run.tenant_id, started.run.id)
 
 
 async def run(dsn: str, items: int, io_ms: float, concurrency: int) -> Measured:

@@ -37,8 +37,8 @@ FLOW = "bench.ecluse_kit:FLOW"
 
 
 @contextlib.contextmanager
-def process(dsn: str, *roles: str, flow: str = FLOW) -> Iterator[int]:
-    """Run a server with these roles; yield its port."""
+def process(dsn: str, *roles: str, flow: str = FLOW, unlimited: bool = True) -> Iterator[int]:
+    """Run a server with these roles; yield its port. `unlimited`: without limits on requests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -46,6 +46,7 @@ def process(dsn: str, *roles: str, flow: str = FLOW) -> Iterator[int]:
     command = [sys.executable, "-m", "ecluse", "serve", "--port", str(port), "--flow", flow, *chosen]
     environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
     environment["ECLUSE_DATA_DIR"] = os.devnull  # the machine's own keeps its operator's key
+    environment |= {"ECLUSE_LIMIT_KEY_REQUESTS": "0", "ECLUSE_LIMIT_TENANT_REQUESTS": "0"} if unlimited else {}
     running = subprocess.Popen(command, env=environment)
     try:
         yield port

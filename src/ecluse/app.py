@@ -1,7 +1,5 @@
-"""The server: one ASGI app whose lifespan starts the engine, on the server's loop, and stops it.
-
-The embedded PostgreSQL is watched: if its postmaster dies, it is started again.
-"""
+"""The server: one ASGI app, whose lifespan starts the engine on the server's loop and stops it. The embedded PostgreSQL
+is watched: if its postmaster dies, it is started again."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from datetime import timedelta
+from functools import partial
 
 import structlog
 import uvicorn
@@ -18,14 +18,18 @@ from fastapi.middleware.gzip import GZipMiddleware
 
 from ecluse import api, web
 from ecluse.access import envelope
+from ecluse.access.edge import Connection, Edge, Socket
+from ecluse.access.limits import Limiter
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
+from ecluse.api.realtime import lost_rights
 from ecluse.api.upkeep import Upkeep
 from ecluse.base import trace
 from ecluse.base.errors import SetUpError
 from ecluse.base.version import version
 from ecluse.bootstrap import (
     Database,
+    allowed,
     automation_config,
     bootstrap,
     keep_days,
@@ -39,7 +43,8 @@ from ecluse.bootstrap import (
     transcription_config,
     vendor_setup,
 )
-from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.checks import check_disk, check_settings, unpriced
+from ecluse.bootstrap.edge import check_descriptors, edge_limits
 from ecluse.doctor.findings import Finding
 from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
@@ -65,8 +70,8 @@ def create_app(
     packages: Sequence[Package] = (),
     limits: Limits = LIMITS,
 ) -> FastAPI:
-    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped. `packages`
-    are those of others, whose flows are among `flows`."""
+    """Build the ASGI app. `database` is open and migrated; the caller releases it after the app has stopped.
+    `packages`: packages that are not built in, whose flows are among `flows`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,7 +90,7 @@ def create_app(
         app.state.metrics.kit, app.state.metrics.hub = kit, realtime.hub
         watch = asyncio.create_task(_watch(database))
         broken = asyncio.create_task(_leave_when_broken(kit))
-        log.info("serving", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
+        log.info("server: started", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         for one in lacking(settings):
             message = f"runs of {one.flow} will fail until these are set"
             (log.warning if one.begun else log.info)(message, unset=one.unset)
@@ -99,21 +104,25 @@ def create_app(
         await kit.stop()
         watch.cancel()
         trace.listeners[:] = [one for one in trace.listeners if one not in files]
-        log.info("stopped", replica=kit.replica)
+        log.info("server: stopped", replica=kit.replica)
 
     app = FastAPI(
         title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.secrets = open_secrets(settings, database)
     app.state.connections = vendor_setup(settings, app.state.secrets)
+    app.state.limits = Limiter(allowed(settings))
+    app.state.key_lifetime = timedelta(days=settings.ECLUSE_KEY_LIFETIME_DAYS) or None
     app.state.transcriptions = transcription_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
-    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits)
+    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
-    app.state.upkeep = _upkeep(settings, database, flows)
+    app.state.unpriced = unpriced(settings)
+    app.state.upkeep = _upkeep(settings, database, flows, roles)
+    app.state.edge = Edge(edge_limits(settings, roles))
     gauges = [gauge for package in packages for gauge in package.gauges]
-    app.state.metrics, app.state.readiness = Metrics(gauges), health.Readiness()
+    app.state.metrics, app.state.readiness = Metrics(app.state.edge, gauges), health.Readiness()
     app.state.packages = packages
     envelope.install(app, app.state.metrics.answered)
     if "api" in roles:
@@ -125,7 +134,8 @@ def create_app(
 
 
 def _automation(settings: Settings, *, sealing: bool) -> Setup:
-    """Return what the diagnostic of automation shows: values of knobs, and of secrets only whether they are set."""
+    """Return the settings for the diagnostic of automation: the values of knobs and, for secrets, only whether they are
+    set."""
     (unset,) = [one.unset for one in lacking(settings) if one.flow == "automation"] or [[]]
     needed = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL")
     wanted = ("SMTP_HOST", "MAIL_FROM", "ECLUSE_PUBLIC_URL", "PUSHER_APP_ID")
@@ -141,10 +151,10 @@ def _automation(settings: Settings, *, sealing: bool) -> Setup:
     )
 
 
-def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow]) -> Upkeep:
+def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow], roles: frozenset[Role]) -> Upkeep:
     def check() -> list[Finding]:
         disk = [check_disk(str(database.server.data_dir))] if database.server is not None else []
-        return [*check_settings(settings), *disk]
+        return [*check_settings(settings), check_descriptors(settings, roles), *disk]
 
     return Upkeep(
         retention_rules(settings, flows), keep_days(settings), trace_folders(settings), settings.ECLUSE_DB_POOL, check
@@ -152,12 +162,18 @@ def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow]) -> Up
 
 
 class Server(uvicorn.Server):
-    """A server that disconnects realtime listeners before it shuts down: open streams would delay the stop for as long
-    as their clients like."""
+    """A uvicorn server that disconnects realtime listeners before it shuts down: open streams would delay the stop
+    until their clients disconnect."""
 
     def __init__(self, application: FastAPI) -> None:
+        edge: Edge = application.state.edge
         config = uvicorn.Config(
             application,
+            http=partial(Connection, edge),  # type: ignore[arg-type]
+            ws=partial(Socket, edge),  # type: ignore[arg-type]
+            forwarded_allow_ips=edge.limits.proxies,
+            server_header=False,
+            headers=[("X-Content-Type-Options", "nosniff")],
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,
@@ -183,8 +199,8 @@ async def _watch(database: Database) -> None:
     while database.server is not None:
         await asyncio.sleep(WATCH_SECONDS)
         if not await asyncio.to_thread(database.server.is_running):
-            log.error("the embedded PostgreSQL has died, starting it again")
+            log.error("embedded PostgreSQL: has died, starting it again")
             try:
                 await asyncio.to_thread(database.server.ensure_running)
             except SetUpError as error:
-                log.critical("the embedded PostgreSQL does not start", error=error.message)
+                log.critical("embedded PostgreSQL: does not start", error=error.message)

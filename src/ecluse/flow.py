@@ -1,8 +1,8 @@
-"""The kit for authors of flows: all that a flow imports, and the package in which it comes.
+"""The kit for authors of flows: all that a flow imports, and `Package`, in which flows are delivered.
 
-A package is found by its entry point in the group `ecluse.flows`, or named by ECLUSE_FLOWS or `--flow`. What it brings
-besides flows (routes, knobs, migrations, metrics, checks, pages) works as it does for the flows in the box.
-docs/write-a-flow.md shows how to write one.
+A package is found by its entry point in the group `ecluse.flows`, or named by ECLUSE_FLOWS or `--flow`. Its other parts
+(routes, knobs, migrations, metrics, checks, pages) work as they do for the built-in flows. docs/write-a-flow.md shows
+how to write one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ecluse.engine import (
     AbsoluteWrite,
     BatchedQuery,
     Breaker,
+    Charge,
     Done,
     EphemeralEvent,
     Event,
@@ -80,7 +81,8 @@ from ecluse.vendors.http import VendorHttp
 
 
 class Gauge(NamedTuple):
-    """A metric `ecluse_{name}` from the database. `sql` returns the values of `labels` (text[]) and a number."""
+    """A metric `ecluse_{name}` read from the database. `sql` returns rows of the values of `labels` (text[]) and a
+    number."""
 
     name: str
     meaning: str
@@ -90,7 +92,7 @@ class Gauge(NamedTuple):
 
 class Invariant(NamedTuple):
     """A check of `ecluse verify`: each statement returns the violations, as `subject` and `message`; `counted` is a
-    statement that returns how many rows are checked, as `n`."""
+    statement that returns the number of rows checked, as `n`."""
 
     name: str
     counted: str
@@ -99,7 +101,8 @@ class Invariant(NamedTuple):
 
 @dataclass(frozen=True)
 class Package:
-    """Flows and what belongs to them. `flows` makes them from the knobs, which are read from the environment."""
+    """Flows, with the routes, knobs, migrations, metrics, checks and pages that belong to them. `flows` makes the flows
+    from the knobs, which are read from the environment."""
 
     name: str
     flows: Callable[[Any], Sequence[Flow]] = lambda _: ()
@@ -118,8 +121,8 @@ class Package:
 def vendor(
     name: str, *, url: str, knob: str, deadline: float = 30.0, headers: dict[str, str] | None = None
 ) -> Callable[[Clock], AbstractAsyncContextManager[VendorHttp]]:
-    """Return the `vendors` of a flow that calls one HTTP API: a client, whose base URL is in the environment variable
-    `knob`, else `url`. No call takes longer than `deadline` seconds."""
+    """Return a function for `Flow.vendors` of a flow that calls one HTTP API: it makes a client whose base URL is in
+    the environment variable `knob`, else `url`. No call takes longer than `deadline` seconds."""
 
     def connected(clock: Clock) -> VendorHttp:
         return VendorHttp(name, os.environ.get(knob) or url, deadline=deadline, headers=headers, now=clock.now)

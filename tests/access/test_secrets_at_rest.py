@@ -57,7 +57,7 @@ async def test_a_ciphertext_that_was_moved_or_changed_opens_nothing(connection, 
     await vault.put(connection, "default", "crm", CANARY)
     query(f"UPDATE secrets SET {change}")  # noqa: S608 - from the table above
     tenant, name = query("SELECT tenant_id, name FROM secrets")[0]
-    with pytest.raises(SetUpError, match="put it again"):
+    with pytest.raises(SetUpError, match="Store it again"):
         await vault.get(connection, tenant, name)
 
 

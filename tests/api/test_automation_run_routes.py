@@ -9,11 +9,10 @@ import json
 import psycopg
 import pytest
 
+from ecluse.api.redrives import RedrivenRun, RedrivePreview
 from ecluse.flows.automation.shapes import (
     AutomationFichePage,
     AutomationLogPage,
-    AutomationRedriven,
-    AutomationRedrivePreview,
     AutomationRun,
     Diagnostic,
     Triggered,
@@ -393,15 +392,15 @@ def test_cancelled_fiches_are_told_apart_and_redriven_on_request(shared_api, sha
     assert (ended.selected, ended.total_fiches, ended.failed_fiches, ended.cancelled_fiches) == (3, 3, 2, 2)
     for status, there in (("cancelled", True), ("partial", False)):
         assert (run in [one["id"] for one in shared_api.get(f"{RUNS}?status={status}").json["runs"]]) is there
-    path = f"{RUNS}/{run}/redrive"
-    told = AutomationRedrivePreview.model_validate(shared_api.get(path).json)
-    assert (told.failed, told.cancelled, told.takes, told.cannot_succeed) == (0, 2, 0, 0)
-    assert AutomationRedrivePreview.model_validate(shared_api.get(f"{path}?include_cancelled=true").json).takes == 2
+    path = f"/api/runs/{run}/redrive"
+    told = RedrivePreview.model_validate(shared_api.get(path).json)
+    assert (told.failed, told.cancelled, told.count, told.cannot_succeed) == (0, 2, 0, 0)
+    assert RedrivePreview.model_validate(shared_api.get(f"{path}?outcome=all").json).count == 2
     refused = shared_api.post(path)
     assert (refused.status, refused.code) == (409, "ONLY_CANCELLED")
-    assert "include_cancelled" in refused.json["error"]["message"]
-    assert shared_api.post(path, {"includeCanceled": True}).status == 422
-    again = AutomationRedriven.model_validate(shared_api.post(path, {"includeCancelled": True}).json)
+    assert "outcome all" in refused.json["error"]["message"]
+    assert shared_api.post(path, {"outcomes": "all"}).status == 422
+    again = RedrivenRun.model_validate(shared_api.post(path, {"outcome": "all"}).json)
     assert again.parent_run_id == run
     on(shared_dsn, end_run, int(again.run_id), f2="successful", f3="failed")
     stands = shown(shared_api, run).after_redrives
@@ -413,26 +412,26 @@ def test_cancelled_fiches_are_told_apart_and_redriven_on_request(shared_api, sha
 def test_failed_fiches_are_redriven_as_a_linked_run_and_once_at_a_time(shared_api, shared_dsn):
     schedule = new_schedule(shared_api, "1", "2", "3")
     run = triggered(shared_api, schedule).run_id
-    path = f"{RUNS}/{run}/redrive"
+    path = f"/api/runs/{run}/redrive"
     early = shared_api.post(path)
     assert (early.status, early.code) == (409, "RUN_NOT_ENDED")
     on(shared_dsn, end_run, int(run), f1="failed", f2="successful", f3="failed")
-    first = AutomationRedriven.model_validate(shared_api.post(path).json)
+    first = RedrivenRun.model_validate(shared_api.post(path).json)
     assert (first.parent_run_id, first.deduplicated) == (run, False)
-    second = AutomationRedriven.model_validate(shared_api.post(path).json)
+    second = RedrivenRun.model_validate(shared_api.post(path).json)
     assert (second.run_id, second.deduplicated) == (first.run_id, True)
     assert shown(shared_api, run).redrives == [first.run_id]
     assert shown(shared_api, first.run_id).parent_run_id == run
     ((given,),) = ask(shared_dsn, "SELECT input FROM runs WHERE id = %s", first.run_id)
     assert given["override_fiche_selection"] == {"mode": "manual", "fiche_ids": ["1", "3"], "max_fiches": None}
     on(shared_dsn, end_run, int(first.run_id), f1="successful", f3="ignored")
-    nothing = shared_api.post(f"{RUNS}/{first.run_id}/redrive")
+    nothing = shared_api.post(f"/api/runs/{first.run_id}/redrive")
     assert (nothing.status, nothing.code) == (409, "NOTHING_FAILED")
     shared_api.ask("PATCH", f"{SCHEDULES}/{schedule}", {"is_active": False})
     assert shared_api.post(path).code == "SCHEDULE_INACTIVE"
     shared_api.ask("DELETE", f"{SCHEDULES}/{schedule}")
     assert shared_api.post(path).code == "SCHEDULE_GONE"
-    trail = "SELECT count(*) FROM audit_trail WHERE action = 'automation_run.redrive' AND subject = %s"
+    trail = "SELECT count(*) FROM audit_trail WHERE action = 'run.redrive' AND subject = %s"
     assert ask(shared_dsn, trail, f"run:{run}") == [(1,)]
 
 
@@ -457,7 +456,7 @@ def test_only_automation_runs_of_the_own_tenant_exist(shared_api, shared_dsn):
     mine = triggered(shared_api, new_schedule(shared_api, "7")).run_id
     test_run = shared_api.post("/api/runs", {"flow": "test"}).json["run_id"]
     for client, run in ((rival, mine), (shared_api, test_run), (shared_api, "4711"), (shared_api, "x")):
-        for method, path in (("GET", ""), ("GET", "/logs"), ("GET", "/fiches"), ("POST", "/redrive")):
+        for method, path in (("GET", ""), ("GET", "/logs"), ("GET", "/fiches")):
             answer = client.ask(method, f"{RUNS}/{run}{path}")
             assert (answer.status, answer.code) == (404, "NOT_FOUND"), path
     assert mine not in {one["id"] for one in rival.get(f"{RUNS}?limit=200").json["runs"]}

@@ -5,12 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import time
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.support.api_server import new_key
+from tests.support.metrics import scrape
+from tests.support.waits import wait_for
 
 START = {"flow": "test"}
 DEEP = (100, 200, 300, 900)
@@ -78,7 +84,11 @@ def test_of_many_mistakes_some_are_named(shared_api):
 @pytest.mark.parametrize(
     ("given", "where", "said"),
     [
-        ({"notify_emails": ["me"]}, "body.notify_emails.0", "this is not a mail address, such as someone@example.com"),
+        (
+            {"notify_emails": ["me"]},
+            "body.notify_emails.0",
+            "not a mail address; it must look like someone@example.com",
+        ),
         ({"schedule_type": "DAILY"}, "body", "schedule_type DAILY needs time_of_day"),
         ({"max_retries": 11}, "body.max_retries", "Input should be less than or equal to 10"),
     ],
@@ -98,7 +108,7 @@ def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, s
         ("trigger", {"scheduleId": "x"}, "body.scheduleId", "String should match"),
         ("trigger", {"schedule_id": "x"}, "body.schedule_id", "String should match"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"ficheIds": [7]}},
-         "body.overrideFicheSelection.ficheIds", "a list of fiche ids"),
+         "body.overrideFicheSelection.ficheIds", "must be a list of fiche ids"),
         ("trigger", {"scheduleId": "1", "override_fiche_selection": {"maxFiches": 0}},
          "body.override_fiche_selection.maxFiches", "Input should be"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"onlyUnaudited": None}},
@@ -235,3 +245,47 @@ def test_what_is_not_http_leaves_the_server_unharmed(shared_api):
     connection.sock.recv(1000)
     connection.close()
     assert shared_api.get("/api/me").status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/transcriptions/7/recordings/%00",
+        "/api/lanes/%00",
+        "/api/targets/a%00b",
+        "/api/tenants/%00/disable",
+        "/apps/%00/channels",
+        "/ui/runs/%00",
+        "/static/%00/x",
+        "/%00",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_nul_byte_in_a_path_names_nothing(shared_api, method, path):
+    answer = shared_api.ask(method, path)
+    assert (answer.status, answer.code) == (404, "NOT_FOUND")
+
+
+def test_a_nul_byte_in_the_address_of_a_socket_is_refused(shared_api):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{shared_api.port}/app/%00?protocol=7")
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "undefined", "utf-8"])
+def test_a_log_in_that_is_not_urlencoded_is_refused(shared_api, charset):
+    parts = f'--x\r\nContent-Disposition: form-data; name="key"; charset={charset}\r\n\r\n+2AA-\\ud800\r\n--x--\r\n'
+    sent = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    answer = shared_api.ask("POST", "/ui/login", raw=parts.encode(), headers=sent)
+    assert answer.status == 415
+    assert b"application/x-www-form-urlencoded" in answer.body
+
+
+def test_a_client_that_hangs_up_is_no_error(api):
+    head = b"POST /ui/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    gone = ("ecluse_http_requests_total", ("POST", "/ui/login", "499"))
+    with capture_logs() as logs:
+        with socket.create_connection(("127.0.0.1", api.port)) as one:
+            one.sendall(head + b"Content-Length: 100\r\n\r\nkey=ecl_")
+        wait_for(lambda: scrape(api).get(gone[0], {}).get(gone[1]))
+    assert [line for line in logs if line["log_level"] in ("warning", "error")] == []

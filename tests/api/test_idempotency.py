@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
+from ecluse.access import idempotency
 from tests.support.api_server import add_tenant, new_key
 
 START = {"flow": "test", "input": {"targets": ["a"]}}
@@ -47,12 +48,9 @@ def test_many_at_once_start_one_run(api, one):
     assert one("SELECT count(*) FROM runs") == 1
 
 
-def test_a_repetition_that_waits_too_long_for_the_first_is_told_to_come_back(api, dsn, one):
+def test_a_repetition_beside_the_first_is_told_to_come_back(api, dsn, one):
     with psycopg.connect(dsn) as first:
-        first.execute(
-            "INSERT INTO idempotency_keys (tenant_id, key, request, created_at)"
-            " VALUES ('default', 'slow', '', ecluse_now())"
-        )
+        first.execute(idempotency.TAKE, {"tenant": "default", "key": "slow", "asked": b""})
         waiting = once(api, "slow")
         assert (waiting.status, waiting.code, waiting.headers["Retry-After"]) == (409, "IN_PROGRESS", "1")
         first.rollback()  # the first one died: it leaves nothing that would block the key

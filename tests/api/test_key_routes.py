@@ -24,7 +24,8 @@ def rival(api, dsn):
 
 
 def kept(query):
-    return query(EVERYTHING.format("api_keys")), query(EVERYTHING.format("tenants")), query("TABLE audit_trail")
+    changes = query("SELECT * FROM audit_trail WHERE times IS NULL")
+    return query(EVERYTHING.format("api_keys")), query(EVERYTHING.format("tenants")), changes
 
 
 def test_a_key_is_shown_once_works_and_is_revoked(admin, query, one):
@@ -42,9 +43,15 @@ def test_a_key_is_shown_once_works_and_is_revoked(admin, query, one):
     assert admin.ask("DELETE", f"/api/keys/{made.id}").json == {"id": made.id, "revoked": True}
     assert admin.ask("DELETE", f"/api/keys/{made.id}").status == 200
     wait_for(lambda: theirs.get("/api/me").status == 401)
-    actions = query("SELECT action, subject FROM audit_trail ORDER BY id")
+    actions = query("SELECT action, subject FROM audit_trail WHERE times IS NULL ORDER BY id")
     assert actions == [("key.create", f"key:{made.id}"), ("key.revoke", f"key:{made.id}")], "a second time is nothing"
     assert [row["id"] for row in admin.get("/api/keys?state=revoked").json["keys"]] == [made.id]
+
+
+@pytest.mark.parametrize(("given", "days"), [({}, 365), ({"expires_in": None}, 365), ({"expires_in": "never"}, None)])
+def test_a_key_expires_after_a_year_unless_another_lifetime_is_given(admin, given, days):
+    made = CreatedKey.model_validate(admin.post("/api/keys", {"name": "export", "role": "viewer", **given}).json)
+    assert (made.expires_at and (made.expires_at - made.created_at).days) == days
 
 
 def test_a_repeated_request_makes_one_key_and_does_not_show_it_again(admin, one):
@@ -99,6 +106,24 @@ def test_tenants_are_made_disabled_and_enabled(admin, query, dsn):
     ]
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_tenant_is_disabled_with_or_without_its_open_runs(admin, rival, query, stop):
+    rival.post("/api/runs", {"flow": "test", "input": {"targets": ["a", "b"]}})
+    rival.post("/api/runs", {"flow": "test"})
+    ours = admin.post("/api/runs", {"flow": "test"}).json["run_id"]
+    preview = admin.get("/api/tenants/rival/disable")
+    assert (preview.status, preview.json["open_runs"], preview.json["disabled_at"]) == (200, 2, None)
+    answer = admin.post("/api/tenants/rival/disable", {"reason": "unpaid", "stop": stop})
+    assert answer.status == 200, answer
+    assert (answer.json["ended_runs"], answer.json["open_runs"]) == ((2, 0) if stop else (0, 2))
+    ends = query("SELECT state, end_cause, reason FROM runs WHERE tenant_id = 'rival' AND ended_at IS NOT NULL")
+    assert ends == (2 * [("cancelled", "operator", "unpaid")] if stop else [])
+    assert query("SELECT ended_at FROM runs WHERE id = %s", ours) == [(None,)]
+    again = admin.post("/api/tenants/rival/disable", {"reason": "again", "stop": stop})
+    assert (again.status, again.json["ended_runs"]) == (200, 0)
+    assert query("SELECT reason FROM audit_trail WHERE action = 'tenant.disable'") == [("unpaid",)]
+
+
 KEY = {"name": "x", "role": "viewer"}
 BAD = [
     ("POST", "/api/keys", {"name": "x"}, 422),
@@ -117,6 +142,8 @@ BAD = [
     ("POST", "/api/tenants/nothing/disable", {"reason": "x"}, 404),
     ("POST", "/api/tenants/%00/enable", {}, 404),
     ("POST", "/api/tenants/rival/disable", {}, 422),
+    ("POST", "/api/tenants/rival/disable", {"reason": "x", "stop": "yes"}, 422),
+    ("GET", "/api/tenants/nothing/disable", None, 404),
     ("POST", "/api/tenants/default/disable", {"reason": "x"}, 409),
     ("GET", "/api/tenants?id=x", None, 422),
 ]

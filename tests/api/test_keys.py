@@ -11,6 +11,7 @@ import pytest
 from ecluse.access import keys
 from tests.support.api_server import FLOW, Client, serving
 from tests.support.command_line import Server
+from tests.support.databases import everything_stored
 from tests.support.waits import wait_for
 
 
@@ -80,19 +81,6 @@ def test_reads_go_on_when_the_server_has_dropped_all_connections(api, query):
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         assert api.get("/api/runs").status == 200
-
-
-def everything_stored(dsn: str) -> str:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        tables = connection.execute(
-            "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
-            " WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
-        ).fetchall()
-        texts = [
-            connection.execute(f"SELECT string_agg(t::text, ' ') FROM {table} t").fetchone()[0] or ""  # noqa: S608
-            for (table,) in tables
-        ]
-    return "\n".join(texts)
 
 
 @pytest.mark.req("ENG-88", "G-33")

@@ -114,7 +114,7 @@ def test_a_changed_cap_holds_for_the_next_calls_after_a_restart_and_until_it_is_
         vendor.most = 0
         ended(client, begin(client, 20))
         assert vendor.most == 2
-        assert one("SELECT action, subject, reason FROM audit_trail") == (
+        assert one("SELECT action, subject, reason FROM audit_trail WHERE action <> 'run.start'") == (
             "lane.cap",
             "lane:vendor",
             "asked by the vendor",
@@ -188,7 +188,7 @@ def test_what_all_tenants_share_is_changed_by_an_admin_of_the_first_only(admin, 
     acting = admin.ask(method, path, body, headers={"Ecluse-Tenant": "rival"})
     assert acting.status == 403, "not on behalf of a tenant"
     assert query(EVERY_LANE) == before
-    assert query("SELECT 1 FROM audit_trail") == []
+    assert query("SELECT 1 FROM audit_trail WHERE times IS NULL") == []
     assert admin.ask(method, path, body).status == 200
     query("DELETE FROM api_keys WHERE tenant_id = 'rival'")
     query("DELETE FROM tenants WHERE id = 'rival'")

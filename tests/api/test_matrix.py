@@ -52,9 +52,11 @@ BODIES = {
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
     "/api/connections/{kind}": {"max_in_flight": 3},
+    "/api/notifications/addresses": {"address": "matrix@example.com"},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
+    "/api/budgets": {"amount": "1000000", "period": "day"},
     "/api/keys": {"name": "matrix", "role": "viewer"},
     "/api/tenants/{tenant}/disable": {"reason": "matrix"},
     "/api/erasure/fiches/{fiche_id}": {"reason": "matrix"},
@@ -91,7 +93,11 @@ VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_no
 SPARE = """
 WITH lane AS (INSERT INTO lanes (name) VALUES ('matrix') ON CONFLICT DO NOTHING),
 run AS (UPDATE runs SET selected = 1 WHERE id = %(id)s AND ended_at IS NULL),
-target AS (INSERT INTO outcomes (run_id, target) VALUES (%(id)s, %(id)s) ON CONFLICT DO NOTHING)
+target AS (INSERT INTO outcomes (run_id, target) VALUES (%(id)s, %(id)s) ON CONFLICT DO NOTHING),
+budget AS (
+    INSERT INTO budgets (id, tenant_id, scope, subject_id, period, amount, created_at, updated_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (%(id)s, 'default', 'schedule', %(id)s, 'day', 1000000, ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING)
 INSERT INTO api_keys (id, tenant_id, name, hint, hash, role, created_at) OVERRIDING SYSTEM VALUE
 VALUES (%(key)s, 'default', 'spare', 'ecl_', sha256(%(key)s::text::bytea), 'viewer', ecluse_now())
 ON CONFLICT DO NOTHING
@@ -152,7 +158,10 @@ TOLD = """
 WITH made AS (
     INSERT INTO notification_endpoints (id, tenant_id, kind, url, events, created_at, updated_at)
     OVERRIDING SYSTEM VALUE VALUES (%(id)s, 'default', 'webhook', 'https://8.8.8.8/', '{*}', ecluse_now(), ecluse_now())
-    ON CONFLICT DO NOTHING)
+    ON CONFLICT DO NOTHING),
+address AS (
+    INSERT INTO mail_addresses (tenant_id, address, asked_at, confirmed_at)
+    SELECT id, 'matrix@example.com', ecluse_now(), ecluse_now() FROM tenants ON CONFLICT DO NOTHING)
 INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, event_key, event_type, message, created_at)
 VALUES (%(id)s, 'default', %(id)s, 'webhook', 'https://8.8.8.8/', gen_random_uuid(), 'ping', '{}', ecluse_now())
 ON CONFLICT (run_id) DO UPDATE SET event_key = excluded.event_key
@@ -190,7 +199,13 @@ def something(shared_api, shared_dsn):
     """An open run, a fiche with an audit, a held lease, an endpoint and a delivery, whatever was ended and deleted."""
     fences = itertools.count(1)
     with psycopg.connect(shared_dsn, autocommit=True) as connection:
-        for table in ("audits", "audit_configs", "notification_endpoints", "schedules"):  # ours are runs' numbers
+        for table in (
+            "audits",
+            "audit_configs",
+            "notification_endpoints",
+            "schedules",
+            "budgets",
+        ):  # ours are runs' numbers
             connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
         def make() -> str:
@@ -312,7 +327,7 @@ def test_roles_grow_and_nobody_but_an_admin_decides_who_comes_in():
     assert ROLES["viewer"] < ROLES["operator"] < ROLES["admin"] == PERMISSIONS
     assert all(permission.endswith(".read") for permission in ROLES["viewer"])
     both = {f"{area}.{verb}" for area in ("keys", "tenants", "erasure", "retention") for verb in ("read", "write")}
-    assert ROLES["admin"] - ROLES["operator"] == both | {"trail.read", "doctor.read"}
+    assert ROLES["admin"] - ROLES["operator"] == both | {"trail.read", "doctor.read", "budgets.write"}
     for area in ("automation", "transcriptions", "runs", "schedules"):
         assert {f"{area}.read", f"{area}.write"} <= ROLES["operator"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import threading
 import time
@@ -12,12 +14,15 @@ import pytest
 from pydantic import SecretStr
 from standardwebhooks import Webhook
 
+from ecluse.access.secrets import Secrets
+from ecluse.api.addresses import AddressRow
 from ecluse.api.deliveries import DELIVERIES, DeliveryInFull
 from ecluse.api.endpoints import NewEndpoint
 from ecluse.bootstrap import load_flows
 from ecluse.engine import ROLES
 from ecluse.settings import Settings
-from tests.support.api_server import FLOW, SEALING, add_tenant, new_key, serving
+from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_tenant, new_key, serving
+from tests.support.databases import everything_stored
 
 PATH = "/api/notifications/endpoints"
 WEBHOOK = {"kind": "webhook", "url": "https://93.184.216.34/hook", "events": ["hello/completed", "transcription.*"]}
@@ -27,6 +32,7 @@ MAILING = Settings(
     SMTP_HOST="mail.example.com",
     SMTP_PASSWORD=SecretStr("hunter2"),
     MAIL_FROM="ecluse@example.com",
+    ECLUSE_PUBLIC_URL="https://ecluse.example.com",
 )
 FAILED = "UPDATE outcomes SET outcome = 'failed', reason = 'a test'"
 ENDED = """
@@ -42,7 +48,7 @@ def mailing(shared_dsn):
 
 
 @pytest.mark.req("AUT-39", "ENG-88", "G-33")
-def test_a_webhook_is_made_shown_without_its_secret_changed_and_deleted(api, one, query, capsys):
+def test_a_webhook_is_made_shown_without_its_secret_changed_and_deleted(api, dsn, one, query, capsys):
     made = api.post(PATH, WEBHOOK | {"description": "ours"})
     assert made.status == 201
     NewEndpoint.model_validate(made.json)
@@ -55,24 +61,18 @@ def test_a_webhook_is_made_shown_without_its_secret_changed_and_deleted(api, one
     assert changed.status == 200
     assert (changed.json["events"], changed.json["description"], changed.json["is_active"]) == (["*"], None, False)
     assert changed.json["url"] == "https://93.184.216.34/…"
-    assert one("SELECT url FROM notification_endpoints") == WEBHOOK["url"]
+    assert opened(dsn, f"webhook:{number}:url") == WEBHOOK["url"]
     rotated = api.post(f"{PATH}/{number}/rotate-secret")
     assert rotated.json["secret"] not in ("", secret)
-    assert one("SELECT count(*) FROM secrets") == 2
+    assert one("SELECT count(*) FROM secrets") == 3
     for value in (secret, rotated.json["secret"]):
-        assert value not in everything(query) + capsys.readouterr().out
+        assert value not in everything_stored(dsn) + capsys.readouterr().out
     gone = api.ask("DELETE", f"{PATH}/{number}")
     assert gone.json == {"id": number, "deleted": True}
     assert (api.get(f"{PATH}/{number}").status, one("SELECT count(*) FROM secrets")) == (404, 0)
     actions = query("SELECT action, subject FROM audit_trail ORDER BY id")
     verbs = ("create", "change", "rotate-secret", "delete")
     assert actions == [(f"endpoint.{verb}", f"endpoint:{number}") for verb in verbs]
-
-
-def everything(query) -> str:
-    """Every row of every table, as text."""
-    tables = query("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
-    return "\n".join(str(query(f'SELECT t::text FROM "{table}" t')) for (table,) in tables)  # noqa: S608 - its own
 
 
 HOSTILE = [
@@ -154,6 +154,29 @@ def test_of_a_url_with_a_token_in_it_the_token_is_not_shown(shared_api):
     assert b"hunter2" not in delivery.body
 
 
+def opened(dsn: str, name: str) -> str:
+    """What is sealed under this name."""
+
+    async def read() -> str:
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            return await Secrets(base64.b64decode(SECRET_KEY)).get(connection, "default", name)
+
+    return asyncio.run(read())
+
+
+def test_addresses_are_listed_and_asked_again(mailing, shared_api):
+    path = "/api/notifications/addresses"
+    assert (shared_api.post(path, {"address": "a@example.com"}).code) == "MAIL_NOT_CONFIGURED"
+    mailing.post(PATH, MAIL | {"addresses": ["New@example.com"]})
+    rows = [row for row in mailing.get(f"{path}?state=asked").json["addresses"] if row["address"] == "new@example.com"]
+    (row,) = [AddressRow.model_validate(one) for one in rows]
+    assert (row.state, row.confirmed_at) == ("asked", None)
+    again = mailing.post(path, {"address": "NEW@example.com"})
+    assert (again.status, again.code) == (409, "ASKED_ALREADY")
+    assert mailing.post(path, {"address": "another@example.com"}).json["state"] == "asked"
+    assert mailing.post(path, {"address": "no address"}).status == 422
+
+
 def test_mail_needs_a_server_to_hand_it_to(shared_api, mailing):
     refused = shared_api.post(PATH, MAIL)
     assert (refused.status, refused.code) == (409, "MAIL_NOT_CONFIGURED")
@@ -207,7 +230,7 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at_and_repeated(api, qu
 
 
 @pytest.mark.req("ENG-88")
-def test_a_url_that_is_itself_the_secret_is_never_shown(api, query, capsys):
+def test_a_url_that_is_itself_the_secret_is_never_shown_and_sealed(api, dsn, query, capsys):
     url = "https://hooks.slack.com/services/T0AAAAAAA/B0BBBBBBB/xyzzyXYZZYxyzzyXYZZY"
     made = api.post(PATH, WEBHOOK | {"url": url})
     assert (made.status, made.json["url"]) == (201, "https://hooks.slack.com/…")
@@ -228,7 +251,12 @@ def test_a_url_that_is_itself_the_secret_is_never_shown(api, query, capsys):
     assert "xyzzy" not in str(shown) + capsys.readouterr().out
     back = api.ask("PATCH", f"{PATH}/{number}", {"url": made.json["url"]})
     assert (back.status, back.code) == (422, "INVALID_INPUT")
-    assert query("SELECT url FROM notification_endpoints") == [(url,)]
+    assert query("SELECT url FROM notification_endpoints") == [("https://hooks.slack.com/…",)]
+    assert "xyzzy" not in everything_stored(dsn)
+    moved = api.ask("PATCH", f"{PATH}/{number}", {"url": f"{url}2"})
+    assert (moved.status, opened(dsn, f"webhook:{number}:url")) == (200, f"{url}2")
+    api.ask("DELETE", f"{PATH}/{number}")
+    assert query("SELECT name FROM secrets WHERE name LIKE 'webhook%%'") == []
 
 
 def test_a_tenant_has_so_many_endpoints_and_no_more(api, dsn, query):
@@ -240,7 +268,7 @@ def test_a_tenant_has_so_many_endpoints_and_no_more(api, dsn, query):
     )
     assert api.post(PATH, WEBHOOK).status == 201
     refused = api.post(PATH, WEBHOOK)
-    assert (refused.status, refused.code) == (409, "TOO_MANY_ENDPOINTS")
+    assert (refused.status, refused.code) == (429, "LIMIT_REACHED")
     add_tenant(dsn, "rival")
     assert api.with_key(new_key(dsn, tenant="rival")).post(PATH, WEBHOOK).status == 201
 

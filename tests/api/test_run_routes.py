@@ -126,13 +126,13 @@ def test_ending_a_run_says_who_and_why_in_the_same_commit_and_only_once(api, sta
     (name,) = query("SELECT name FROM api_keys")[0]
     ended = "SELECT state, status, end_cause, reason, ended_by FROM runs"
     assert query(ended) == [("cancelled", "failed", "operator", "wrong catalogue", name)]
-    trail = "SELECT tenant_id, actor, action, subject, reason, request_id FROM audit_trail"
+    trail = "SELECT tenant_id, actor, action, subject, reason, request_id FROM audit_trail WHERE action <> 'run.start'"
     (key_id,) = query("SELECT id FROM api_keys")[0]
     assert query(trail) == [("default", f"key:{key_id}", "run.end", f"run:{started}", "wrong catalogue", "req-1")]
 
 
 def test_an_end_that_cannot_be_recorded_does_not_happen(api, started, query):
-    query("ALTER TABLE audit_trail ADD CONSTRAINT nothing CHECK (false)")
+    query("ALTER TABLE audit_trail ADD CONSTRAINT nothing CHECK (action <> 'run.end')")
     with capture_logs() as told:
         answer = api.post(f"/api/runs/{started}/end", {"reason": "x"})
     assert (answer.status, answer.code) == (500, "INTERNAL")

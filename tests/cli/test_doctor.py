@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from ecluse.bootstrap.checks import FREE, _disk
+from ecluse.bootstrap.edge import kept
 from ecluse.db.pools import most_connections
 from ecluse.doctor.database import allowed_connections
 from ecluse.doctor.findings import graded
+from ecluse.engine import ROLES
+from ecluse.settings import Settings
 from tests.support.api_server import new_key
 from tests.support.command_line import free_port
 
@@ -79,7 +84,8 @@ def test_a_database_of_ones_own_without_a_key_for_secrets_is_named(doctor, tmp_p
     assert "no key to encrypt secrets with" in found["secrets", "warn"]
     (tmp_path / "key").write_text(KEY)
     for key in ({"ECLUSE_SECRET_KEY": KEY}, {"ECLUSE_SECRET_KEY_FILE": str(tmp_path / "key")}):
-        assert not any(what == "secrets" for what, _ in doctor(**key)[1])
+        found = doctor(**key)[1]
+        assert (found["secrets", "ok"], ("secrets", "warn") in found) == ("none stored", False)
 
 
 def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are_allowed(doctor, query, one):
@@ -96,12 +102,12 @@ def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are
 @pytest.mark.parametrize(
     ("roles", "size", "most"),
     [
-        (("api", "scheduler", "worker"), 10, 36),
-        (("api",), 10, 16),
+        (("api", "scheduler", "worker"), 10, 44),
+        (("api",), 10, 24),
         (("worker",), 10, 32),
         (("scheduler",), 10, 14),
-        (("api", "scheduler", "worker"), 3, 20),
-        (("api",), 3, 8),
+        (("api", "scheduler", "worker"), 3, 25),
+        (("api",), 3, 13),
         (("worker",), 3, 17),
         (("scheduler",), 3, 7),
     ],
@@ -209,6 +215,25 @@ def test_what_comes_from_outside_does_not_move_the_terminal(ecluse, query):
     said = ecluse("doctor").out
     assert "\x1b" not in said
     assert len([line for line in said.splitlines() if "paused" in line]) == 1
+
+
+def test_both_limits_of_descriptors_are_shown(doctor):
+    _, found = doctor()
+    assert re.match(r"soft limit \d+, hard limit \d+: at most \d+ connections of clients", found["descriptors", "ok"])
+
+
+@pytest.mark.parametrize(("soft", "number"), [(256, 128), (1024, 336), (65_536, 336)])
+def test_descriptors_are_kept_for_database_and_vendors_but_no_more_than_half(soft, number):
+    assert kept(Settings(), ROLES, soft) == number
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one():
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512));"
+        "from ecluse.base import descriptors as one; one.raise_limit(); print(*one.limits())"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["512", "512"]
 
 
 def test_limits_have_two_steps():

@@ -42,7 +42,7 @@ def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to
     *lines, healthy, build = said_by(server)
     records = [json.loads(line) for line in lines]  # nothing in another form, nothing on another stream
     assert VERSION.fullmatch(records[0]["version"])
-    assert (records[0]["event"], records[0]["version"]) == ("ecluse", healthy)
+    assert (records[0]["event"], records[0]["version"]) == ("ecluse: starting", healthy)
     assert healthy.endswith(f"+g{head}")
     assert build == f'ecluse_build_info{{commit="{head}",version="{healthy.partition("+")[0]}"}} 1.0'
     low = {one["name"]: one["minimum"] for one in records if one["event"].startswith("setting below its minimum")}

@@ -29,7 +29,7 @@ def dsn(databases):
 
 def assert_refused(answer: Answer, *said: str) -> None:
     assert (answer.code, answer.out) == (2, ""), answer
-    said_first = re.match(r"\[WELCOME\|-\] STEP: ecluse version=.*\n", answer.err)  # by a server
+    said_first = re.match(r"\[WELCOME\|-\] STEP: ecluse: starting version=.*\n", answer.err)  # by a server
     assert answer.err.count("\n") == (2 if said_first else 1), answer.err
     assert "Traceback" not in answer.err
     for text in said:

@@ -51,7 +51,7 @@ def test_runs_are_started_listed_and_shown(operator, one):
         (("start", "hello", "--input", r'{"skus": ["\ud800"]}'), "surrogates"),
         (("start", "hello", "--input", '{"articles": ' + "9" * 5000 + "}"), "--input is not valid JSON"),
         (("start", "hello", "--input", "[" * 100_000), "--input is not valid JSON"),
-        (("start", "no-such-flow"), "there is no flow 'no-such-flow'"),
+        (("start", "no-such-flow"), "There is no flow 'no-such-flow'"),
         (("start", "hello", "--key", "x" * 501), "key"),
         (("start", "hello", "--key", ""), "key"),
         (("start", "automation"), "automation"),
@@ -138,11 +138,13 @@ def test_an_operator_ends_a_run_and_its_key_is_free_again(operator, query):
     assert (shown["end_cause"], shown["ended_by"]) == ("operator", "a test")
     again = operator("runs", "end", run_id, "--reason", "too late", "--yes")
     assert (again.code, "ALREADY_ENDED" in again.err) == (2, True)
-    trail = "SELECT tenant_id, actor LIKE 'key:%%', action, subject, reason FROM audit_trail"
+    trail = (
+        "SELECT tenant_id, actor LIKE 'key:%%', action, subject, reason FROM audit_trail WHERE action <> 'run.start'"
+    )
     assert query(trail) == [("default", True, "run.end", f"run:{run_id}", "wrong catalogue")]
     second = operator.done(*start)
     assert (second["run_id"] != run_id, second["deduplicated"]) == (True, False)
-    assert query("SELECT event_key FROM runs ORDER BY id") == [("monday",), ("monday-retry-1",)]
+    assert query("SELECT event_key FROM runs ORDER BY id") == [("request:monday",), ("request:monday-retry-1",)]
 
 
 @pytest.fixture

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.faults import measure
 from tests.faults.cases import FEW_HANDS
-from tests.faults.subjects import poison
-from tests.faults.world import World
+from tests.faults.conftest import short_folder
+from tests.faults.postgres import Postgres
+from tests.faults.subjects import Subject, poison
+from tests.faults.world import World, open_world
+from tests.support.fork_server import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 FAILED = "SELECT target, error_code, reason FROM outcomes WHERE outcome = 'failed' ORDER BY 1"
@@ -29,8 +35,8 @@ def convicted(world: World, *keys: str) -> list[dict[str, Any]]:
         {
             "target": row["key"],
             "error_code": "WORKER_CRASHED",
-            "reason": f"{row['crashes']} workers died with this item in hand, {row['solo_deaths']} of them while it ran"
-            " alone",
+            "reason": f"{row['crashes']} workers died while they held this item, {row['solo_deaths']} of them while it"
+            " ran alone",
         }
         for row in seen
     ]
@@ -38,8 +44,7 @@ def convicted(world: World, *keys: str) -> list[dict[str, Any]]:
     return seen
 
 
-def test_work_that_kills_its_process_is_run_alone_and_fails_after_a_few_deaths(world_of):
-    world = world_of(poison("t00007"))
+def alone(world: World) -> None:
     world.supervised = True
     world.start_replicas(2, FEW_HANDS)
     world.start_run()
@@ -50,8 +55,7 @@ def test_work_that_kills_its_process_is_run_alone_and_fails_after_a_few_deaths(w
     assert 6 <= seen["crashes"] <= 8
 
 
-def test_of_two_that_kill_their_process_each_is_found(world_of):
-    world = world_of(poison("t00007", "t00023"))
+def two(world: World) -> None:
     world.supervised = True
     world.start_replicas(2, FEW_HANDS)
     world.start_run()
@@ -61,9 +65,8 @@ def test_of_two_that_kill_their_process_each_is_found(world_of):
         assert seen["crashes"] <= 16
 
 
-def test_one_that_kills_its_process_is_found_among_two_hundred(world_of):
+def among_many(world: World) -> None:
     """None of the others can finish before it strikes."""
-    world = world_of(poison("t00007", seconds=1.5))
     world.supervised = True
     world.start_replica({"ECLUSE_HANDS": "220"})
     world.start_run(200)
@@ -75,8 +78,7 @@ def test_one_that_kills_its_process_is_found_among_two_hundred(world_of):
     assert seen["crashes"] <= 10
 
 
-def test_one_that_kills_its_process_is_found_while_others_are_killed_at_random(world_of):
-    world = world_of(poison("t00007", seconds=0.5))
+def among_kills(world: World) -> None:
     world.supervised = True
     world.start_replicas(3, FEW_HANDS)
     world.start_run(120)
@@ -94,3 +96,39 @@ def test_one_that_kills_its_process_is_found_while_others_are_killed_at_random(w
     assert seen["solo_deaths"] >= 3
     assert seen["crashes"] <= 16
     assert world.one("SELECT max(solo_deaths) FROM items WHERE status = 'succeeded'") < 3
+
+
+STORIES: dict[Callable[[World], None], Subject] = {
+    alone: poison("t00007"),
+    two: poison("t00007", "t00023"),
+    among_many: poison("t00007", seconds=1.5),
+    among_kills: poison("t00007", seconds=0.5),
+}
+
+
+@pytest.fixture(scope="session")
+def played_stories(shared: Postgres, fork_server: ForkServer) -> dict[Callable[[World], None], Future[None]]:
+    """All stories are mostly waiting, for heartbeats: they are played together, before the first of their tests."""
+
+    def play(story: Callable[[World], None], subject: Subject) -> None:
+        with ExitStack() as stack:
+            story(stack.enter_context(open_world(subject, shared, fork_server, stack.enter_context(short_folder()))))
+
+    with ThreadPoolExecutor(len(STORIES), thread_name_prefix="poison") as pool:
+        return {story: pool.submit(play, story, subject) for story, subject in STORIES.items()}
+
+
+def test_work_that_kills_its_process_is_run_alone_and_fails_after_a_few_deaths(played_stories):
+    played_stories[alone].result()
+
+
+def test_of_two_that_kill_their_process_each_is_found(played_stories):
+    played_stories[two].result()
+
+
+def test_one_that_kills_its_process_is_found_among_two_hundred(played_stories):
+    played_stories[among_many].result()
+
+
+def test_one_that_kills_its_process_is_found_while_others_are_killed_at_random(played_stories):
+    played_stories[among_kills].result()

@@ -93,7 +93,7 @@ class Replica:
     def id(self) -> str | None:
         """Its name among the replicas, once it serves."""
         if self._id is None:
-            self._id = next((str(line["replica"]) for line in self.events("serving")), None)
+            self._id = next((str(line["replica"]) for line in self.events("server: started")), None)
         return self._id
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:

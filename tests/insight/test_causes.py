@@ -24,7 +24,7 @@ async def board(dsn):
 
 async def ask(board, run, **options):
     async with board.pool.connection() as connection:
-        return await why(connection, None, run.id, **{"limit": 100, **options})
+        return await why(connection, run.tenant_id, run.id, **{"limit": 100, **options})
 
 
 async def test_with_nobody_there_to_work_the_cause_says_so(board, query):
@@ -36,8 +36,12 @@ async def test_with_nobody_there_to_work_the_cause_says_so(board, query):
 
 
 LANES = {
-    "paused": ("paused", "paused_at = now(), paused_by = 'cli:ann', paused_reason = 'invoice'", "cli:ann: invoice"),
-    "held": ("held", "held_until = ecluse_now() + interval '1 minute', held_reason = 'Retry-After: 429'", "429"),
+    "paused": ("paused", "paused_at = now(), paused_by = 'cli:ann', paused_reason = 'invoice'", "an operator: invoice"),
+    "held": (
+        "held",
+        "held_until = ecluse_now() + interval '1 minute', held_reason = 'Retry-After: 429'",
+        "as the vendor asked",
+    ),
     "broken": ("breaker", "break_after = 5, failures = 5", "one call at a time"),
     "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "30 calls a minute"),
 }

@@ -66,7 +66,8 @@ async def test_a_list_says_of_a_run_what_its_page_says(board, query):
         query('UPDATE clock_offset SET "offset" = %s', timedelta(minutes=minutes))
         listed = (await found(board, run)).get(run.id)
         async with board.pool.connection() as connection:
-            row, waits = await run_queries.show_run(connection, None, run.id), await why_run(connection, None, run.id)
+            row = await run_queries.show_run(connection, "default", run.id)
+            waits = await why_run(connection, "default", run.id)
             ((now,),) = query("SELECT ecluse_now()")
             shown = await standing.of(connection, row, now, waits)
         assert waits.progress_at == done_at

@@ -38,7 +38,7 @@ async def board(dsn):
         yield board
 
 
-async def ask(board, run_id, tenant=None):
+async def ask(board, run_id, tenant="default"):
     async with board.pool.connection() as connection:
         return await why_run(connection, tenant, run_id)
 
@@ -67,7 +67,7 @@ async def test_a_run_answers_for_the_runs_it_waits_for_and_for_theirs(board, que
     (group,) = found.groups
     assert (group.cause, group.flow, group.stage, group.lane, group.count) == ("paused", "test", "work", "lane", 4)
     assert (group.first_at, group.last_at) == (None, None)
-    assert "lane lane was paused by cli:ann: invoice (since 2026-03-02 10:00:00Z)" in group.detail
+    assert "lane lane was paused by an operator: invoice (since 2026-03-02 10:00:00Z)" in group.detail
     sample = [(each.run_id, each.key, each.target) for each in group.sample]
     assert (len(sample), sample[0]) == (3, (one.id, "a", "a"))
     assert {each[0] for each in sample} <= {one.id, other.id, deepest.id}
@@ -76,7 +76,7 @@ async def test_a_run_answers_for_the_runs_it_waits_for_and_for_theirs(board, que
     assert (await ask(board, deepest.id)).waiting == 1
     assert (await ask(board, stranger.id)).waiting == 1
     async with board.pool.connection() as connection:
-        listed = await why(connection, None, above.id, limit=2, offset=2)
+        listed = await why(connection, "default", above.id, limit=2, offset=2)
     assert [(each.run_id, each.key, each.lane) for each in listed] == [
         (other.id, "c", "lane"),
         (deepest.id, "d", "lane"),

@@ -13,11 +13,11 @@ from ecluse.base.errors import PermanentError
 from ecluse.bootstrap import notify_setup
 from ecluse.engine import Done, Event, Item, Result, WorkContext, pause_lane, resume_lane
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.mail import compose
+from ecluse.notify.mail_text import compose
 from ecluse.notify.work import Delivery
 from ecluse.settings import Settings
 from tests.support.engine_flows import TAKE_OVER, flow, run_to_end, stage, started, until
-from tests.support.notify_world import SENDER, mail_server, overloaded_mail_server, smtp_of
+from tests.support.notify_world import SENDER, confirm, mail_server, overloaded_mail_server, smtp_of
 from tests.support.runs import end_run
 
 TO = "ops@example.com"
@@ -46,7 +46,7 @@ async def test_a_mail_says_what_became_of_the_run_and_why(start_world):
     assert mail["Auto-Submitted"] == "auto-generated"
     for kind in ("plain", "html"):
         text = unescape(mail.get_body((kind,)).get_content())
-        for said in (f"{run['id']}", "partial", "NO_SUCH_ARTICLE", f"https://ecluse.example.com/runs/{run['id']}"):
+        for said in (f"{run['id']}", "partial", "NO_SUCH_ARTICLE", f"https://ecluse.example.com/ui/runs/{run['id']}"):
             assert said in text
     text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
     assert "selected: 3\n  successful: 2\n  failed: 1\n  ignored: 0\n" in text
@@ -71,8 +71,8 @@ async def test_a_mail_about_a_cancelled_run_says_by_whom_and_why_and_counts_it_a
     assert mail["Subject"] == f"Ecluse: test run {run_id}: cancelled"
     text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
     counts = "selected: 3\n  successful: 1\n  failed: 1\n  ignored: 0\n  cancelled: 1\n"
-    assert f"  status: cancelled\n  cancelled by: laptop\n  {counts}" in text
-    assert "  reason: wrong day\n" in text
+    assert f"  status: cancelled\n  cancelled by: “laptop”\n  {counts}" in text
+    assert "  reason: “wrong day”\n" in text
 
 
 async def test_a_server_that_is_busy_is_asked_again_with_the_same_mail(start_world, query):
@@ -149,6 +149,7 @@ async def test_a_server_that_is_down_for_minutes_costs_no_mail_its_tries(start_w
     async with mail_server() as nowhere:
         pass
     world = await start_world(smtp=smtp_of(nowhere))
+    confirm(query, *addresses)
     async with down(nowhere.port):
         async with world.kit.pool.connection() as connection, connection.transaction():
             about = Event("default", "monday", "thing.done", "thing:1", {}, correlation_id="test")
@@ -232,8 +233,8 @@ async def test_without_a_mail_server_configured_it_waits_and_says_so(start_world
 def delivery(**changed) -> Delivery:
     message = {"type": "thing.done", "timestamp": "2026-01-01T00:00:00+00:00", "data": {}}
     facts = {"run_id": 1, "tenant_id": "default", "endpoint_id": 1, "kind": "mail", "recipient": TO}
-    facts |= {"secret_name": None, "event_key": "e1", "event_type": "thing.done", "about_run": None}
-    facts |= {"message": message, "begun": False, "sent": False, "wanted": True, "rotating": False}
+    facts |= {"secret_name": None, "url_name": None, "event_key": "e1", "event_type": "thing.done", "about_run": None}
+    facts |= {"message": message, "begun": False, "sent": False, "wanted": True, "confirmed": True, "rotating": False}
     return Delivery(**facts | changed)
 
 

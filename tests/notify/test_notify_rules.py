@@ -66,24 +66,36 @@ def test_without_a_secret_there_is_no_signature():
     assert set(webhook_signature.signed([], "msg_1", datetime.now(UTC), BODY)) == {"webhook-id", "webhook-timestamp"}
 
 
+def run_key(endpoint_id, recipient, kind, event_key, event_type="thing.done", about=None):
+    return rules.run_key(endpoint_id, recipient, kind, event_key, event_type, about)
+
+
 @pytest.mark.req("G-43")
 def test_the_key_of_a_delivery_names_recipient_and_event():
     keys = [
-        rules.run_key(1, "https://a.example/", "webhook", "e1"),
-        rules.run_key(1, "https://a.example/", "webhook", "e2"),
-        rules.run_key(2, "https://a.example/", "webhook", "e1"),
-        rules.run_key(3, "a@example.com", "mail", "e1"),
-        rules.run_key(3, "b@example.com", "mail", "e1"),
-        rules.run_key(None, "a@example.com", "mail", "e1"),
-        rules.run_key(None, "https://a.example/", "webhook", "e1"),
+        run_key(1, "https://a.example/", "webhook", "e1"),
+        run_key(1, "https://a.example/", "webhook", "e2"),
+        run_key(2, "https://a.example/", "webhook", "e1"),
+        run_key(3, "a@example.com", "mail", "e1"),
+        run_key(3, "b@example.com", "mail", "e1"),
+        run_key(None, "https://a.example/", "webhook", "e1"),
     ]
     assert len(set(keys)) == len(keys)
     assert keys[0] == "notify-1-e1"
-    assert rules.run_key(1, "https://moved.example/", "webhook", "e1") == keys[0]
+    assert run_key(1, "https://moved.example/", "webhook", "e1") == keys[0]
+    assert {run_key(one, "A@example.com", "mail", "e1") for one in (4, 5, None)} == {keys[3]}
+
+
+def test_the_mails_about_the_end_of_a_run_are_one_per_recipient():
+    ends = ("automation/completed", "automation.run.completed", "automation/failed", "fiche/transcribed")
+    assert len({run_key(n, "a@example.com", "mail", f"e{n}", kind, 7) for n, kind in enumerate(ends)}) == 1
+    others = [("transcription.stalled", 7), ("automation/started", 7), (ends[0], 7), (ends[0], 8)]
+    assert len({run_key(1, "a@example.com", "mail", "e", *one) for one in others}) == 4
+    assert len({run_key(1, "", "webhook", f"e{n}", kind, 7) for n, kind in enumerate(ends)}) == 4
 
 
 def test_a_key_has_room_for_the_name_of_its_repetition():
-    longest = [rules.run_key(2**63 - 1, "", "webhook", end * 520) for end in "ab"]
+    longest = [run_key(2**63 - 1, "", "webhook", end * 520) for end in "ab"]
     assert longest[0] != longest[1]
     assert all(len(f"{key}-retry-9999999") <= 500 for key in longest)
 

@@ -39,14 +39,15 @@ async def test_the_end_of_a_run_is_delivered_with_a_signature_that_the_receiver_
     assert body["data"]["run_id"] == str(run["id"])
     assert (body["data"]["status"], body["data"]["selected"], body["data"]["successful"]) == ("completed", 2, 2)
     assert got.headers["content-type"] == "application/json"
+    ((delivery,),) = query("SELECT id FROM delivery_list WHERE endpoint_id = %s", number)
     async with world.kit.pool.connection() as connection:
-        (row,) = await log.list_deliveries(connection, "default", endpoint_id=number, limit=9, offset=0)
-        full = await log.show_delivery(connection, "default", row["id"])
-    assert (row["state"], row["executions"], row["about_run_id"]) == ("delivered", 1, run["id"])
-    assert (row["error"], row["error_code"], full["error"]) == (None, None, None)
-    assert (row["message_id"], row["recipient"]) == (got.headers["webhook-id"], f"http://127.0.0.1:{receiver.port}/…")
-    assert (full["result"], full["attempts"], full["message"]) == ({"status": 200, "answer": "thanks"}, [], body)
-    assert query("SELECT target, outcome FROM outcomes WHERE run_id = %s", row["id"]) == [(str(number), "successful")]
+        shown = await log.show_delivery(connection, "default", delivery)
+    assert (shown["state"], shown["executions"], shown["about_run_id"]) == ("delivered", 1, run["id"])
+    assert (shown["error"], shown["error_code"]) == (None, None)
+    assert shown["message_id"] == got.headers["webhook-id"]
+    assert shown["recipient"] == f"http://127.0.0.1:{receiver.port}/…"
+    assert (shown["result"], shown["attempts"], shown["message"]) == ({"status": 200, "answer": "thanks"}, [], body)
+    assert query("SELECT target, outcome FROM outcomes WHERE run_id = %s", delivery) == [(str(number), "successful")]
     assert audit(dsn, None).violations == []
 
 
@@ -285,7 +286,7 @@ async def test_for_a_day_after_a_new_secret_the_old_one_signs_too(start_world):
         async with world.kit.pool.connection() as connection:
             await world.secrets.put(connection, "default", endpoints.old_secret_name(number), old)
             await world.secrets.put(connection, "default", endpoints.secret_name(number), "whsec_" + "bmV3" * 10)
-            await endpoints.rotated(connection, "default", number)
+            await endpoints.update(connection, "default", number, {})
         await world.tell("thing.done")
         await world.settled(1)
         (first,) = receiver.got

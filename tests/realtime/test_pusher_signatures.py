@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.realtime.pusher_signatures import body_md5, channel_auth, may_join, signed_query, wrong_with
+from ecluse.realtime.pusher_signatures import body_md5, channel_auth, granted, signed_query, wrong_with
 
 KEY, SECRET, NOW = "278d425bdf160c739803", "7ad3773142a6692b25b8", 1353088179.0
 BODY = b'{"name":"foo","channels":["project-3"],"data":"{\\"some\\":\\"data\\"}"}'
@@ -58,8 +58,17 @@ def test_anything_else_does_not(wrong):
 
 def test_a_right_to_a_channel_is_for_one_socket_and_one_channel():
     auth = channel_auth(KEY, SECRET, "1.2", "private-fiche-1")
-    assert may_join(KEY, SECRET, "1.2", "private-fiche-1", auth)
-    assert not may_join(KEY, SECRET, "1.3", "private-fiche-1", auth)
-    assert not may_join(KEY, SECRET, "1.2", "private-fiche-2", auth)
-    assert not may_join(KEY, "another", "1.2", "private-fiche-1", auth)
-    assert not may_join(KEY, SECRET, "1.2", "private-fiche-1", "é")
+    assert granted(KEY, SECRET, "1.2", "private-fiche-1", auth)
+    assert not granted(KEY, SECRET, "1.3", "private-fiche-1", auth)
+    assert not granted(KEY, SECRET, "1.2", "private-fiche-2", auth)
+    assert not granted(KEY, "another", "1.2", "private-fiche-1", auth)
+    assert not granted(KEY, SECRET, "1.2", "private-fiche-1", "é")
+
+
+def test_a_signature_names_the_api_key_that_it_was_issued_to_and_no_other():
+    auth = channel_auth(KEY, SECRET, "1.2", "private-fiche-1", 7)
+    assert granted(KEY, SECRET, "1.2", "private-fiche-1", auth) == (7,)
+    plain = channel_auth(KEY, SECRET, "1.2", "private-fiche-1")
+    assert granted(KEY, SECRET, "1.2", "private-fiche-1", plain) == (None,)
+    for forged in (auth.rpartition(":")[0], f"{auth}1", f"{plain}:7", f"{auth.rpartition(':')[0]}:8", f"{auth}:9"):
+        assert granted(KEY, SECRET, "1.2", "private-fiche-1", forged) is None, forged

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 
 import psycopg
 import pytest
 
+from ecluse.access.keys import FRESH_SECONDS
+from ecluse.realtime.apps import Apps
 from ecluse.realtime.pusher_server import Limits
+from ecluse.web.live import Pace
 from tests.realtime.clients import closed, hear, raw_socket, say
 from tests.realtime.conftest import app_of
 from tests.support.api_server import FLOW, new_key, serving
@@ -193,6 +196,52 @@ def test_a_tenant_that_is_disabled_loses_its_sockets_and_gets_no_new_ones(dsn):
         assert closed(socket) == 4003
         with raw_socket(server, key) as again:
             assert closed(again) == 4003
+
+
+LESS = {
+    "revoked": "revoked_at = ecluse_now()",
+    "expired": "expires_at = ecluse_now()",
+    "narrowed": "scope = 'GROUP', groupes = '{north}'",
+}
+
+
+@pytest.mark.req("ENG-78")
+def test_a_socket_ends_when_the_key_that_authorised_it_is_revoked_expires_or_is_narrowed(dsn):
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(dsn, FLOW, limits=Limits(shut_every=0.05)))
+        kept = server.with_key(new_key(dsn))
+        app, channel = app_of(kept)["key"], "private-fiche-7"
+        stays = stack.enter_context(raw_socket(server, app))
+        join(kept, stays, greeted(stays), channel)
+        for statement in LESS.values():
+            theirs = server.with_key(new_key(dsn))
+            socket = stack.enter_context(raw_socket(server, app))
+            join(theirs, socket, greeted(socket), channel)
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(f"UPDATE api_keys SET {statement} WHERE hint = %s", (theirs.key[:8],))  # noqa: S608
+            assert closed(socket) == 4009, statement
+        tell(kept, "transcription.progress", {"fiche_id": "7"})
+        assert hear(stays)["event"] == "transcription.progress"
+
+
+def test_all_that_listens_looks_at_its_key_every_ten_seconds():
+    assert max(Limits().keep_alive, Limits().shut_every, Pace().quiet) + FRESH_SECONDS < 15
+
+
+async def test_an_app_key_that_is_unknown_is_looked_up_once_a_second(dsn):
+    lookups = 0
+
+    class Counting:
+        @asynccontextmanager
+        async def connection(self):
+            nonlocal lookups
+            lookups += 1
+            async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+                yield connection
+
+    known = Apps(vault=None, fresh_seconds=60)
+    assert [await known.with_key(Counting(), "0" * 20) for _ in range(5)] == [None] * 5
+    assert lookups == 1
 
 
 @pytest.mark.req("ENG-70", "ENG-75", "TRX-40")

@@ -202,7 +202,7 @@ async def test_a_tenant_whose_runs_cannot_be_deleted_is_told_why(connection, que
     query(run)
 
     async def deleted() -> None:
-        await engine_erasing.delete_tenant(connection, {}, "default", (), lambda _, __: None, Pace(rest=0))
+        await engine_erasing.delete_tenant(connection, {}, "default", (), Pace(rest=0))
 
     with pytest.raises(engine_erasing.Stuck, match="are open, such as 1:"):
         await deleted()

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ecluse.bootstrap import load_flows, retention_rules
-from ecluse.engine import Start
+from ecluse.engine import Choice, Start, load_run, redrive
 from ecluse.flows.automation import queries, schedules
-from ecluse.flows.automation.start import redrive
 from ecluse.flows.transcriptions import queries as transcriptions
 from ecluse.flows.transcriptions.start import start
 from ecluse.notify.flow import working
@@ -67,7 +66,7 @@ async def a_busy_day(world, connection, receiver, secrets) -> dict[str, int]:
     )
     first = await world.trigger(schedule)
     assert (await world.ended(first))["status"] == "partial"
-    again = (await redrive(connection, world.flow, "default", first)).run.id
+    again = (await redrive(connection, world.flow, await load_run(connection, first), Choice())).run.id
     await world.ended(again)
     by_name = world.kit.by_name
     (alone,) = await start(connection, by_name["transcription"], "default", ["1002"], event_ids=["by-hand"])
@@ -213,7 +212,7 @@ async def test_the_secrets_of_a_deleted_schedule_go_once_nothing_needs_them(star
         only = {"run_transcription": False, "run_audits": False}
         schedule = await world.schedule("1000", secrets=secrets, **told, **only)
         await schedules.rotate_secret(connection, "default", schedule, secrets=secrets)
-        own, signing = f"schedule:{schedule}", [f"schedule:{schedule}:webhook", f"schedule:{schedule}:webhook:old"]
+        own, signing = f"schedule:{schedule}", [f"schedule:{schedule}:webhook{end}" for end in ("", ":old", ":url")]
         run = await world.trigger(schedule)
         await fiches.asked.wait()
         await schedules.delete(connection, "default", schedule)
@@ -238,11 +237,16 @@ async def test_fiches_go_by_their_last_change_in_whatever_order_they_came(connec
           " now() - interval '200 days', now() - CASE WHEN n <= 1000 THEN interval '1 day' ELSE interval '100 days' END"
           " FROM generate_series(1, 1500) AS n")  # fmt: skip
     rules = [rule for rule in retention_rules(Settings(ECLUSE_KEEP_FICHES_DAYS=30), []) if rule.kind.name == "fiches"]
-    told: list[int] = []
-    pace = Pace(rows=200, most=200, rest=0)
-    await prune(connection, {}, rules, pace=pace, report=lambda _, rows: told.append(rows))
+    left: list[int] = []
+
+    class Watched(Pace):
+        def paced(self, took):
+            left.extend(query("SELECT count(*) FROM fiche_cache")[0])
+            super().paced(took)
+
+    await prune(connection, {}, rules, pace=Watched(rows=200, most=200, rest=0))
     assert query("SELECT count(*), max(fiche_id::int) FROM fiche_cache") == [(1000, 1000)]
-    assert told == [0, 0, 0, 0, 0, 200, 200, 100], "a page at a time"
+    assert left == [1500, 1500, 1500, 1500, 1500, 1300, 1100, 1000], "a page at a time"
     # A fetch that finds nothing new changes these, and is a HOT update.
     changed = {"updated_at", "fetched_at", "last_revalidated_at"}
     indexed = query("SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum ="
@@ -257,7 +261,8 @@ def test_every_knob_has_a_rule_and_zero_keeps_for_ever():
     defaults = {rule.kind.name: rule.keep and rule.keep.days for rule in retention_rules(Settings(), [])}
     assert defaults == {
         "idempotency keys": 1, "requests": 1, "secrets": 1, "events": 30, "logs": 30, "attempts": 30, "slots": 90,
-        "workflows": 7, "paid results": 30, "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90,
+        "workflows": 7, "paid results": 30, "costs of paid calls": 400,
+        "leases": 7, "audit trail": None, "deliveries": 14, "runs": 90,
         "audits": None, "fiches": None,
     }  # fmt: skip
     kinds = [rule.kind for rule in retention_rules(Settings(), load_flows(Settings()))]

@@ -7,6 +7,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ecluse.bootstrap import load_flows
+from ecluse.engine import Choice, Started, load_run, redrive
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
 from ecluse.settings import Settings
@@ -55,6 +56,10 @@ NO_URL = "1 of 3 recordings has no URL in the CRM"
 async def new_schedule(connection: AsyncConnection[Any], tenant: str = "default", **given: Any) -> dict[str, Any]:
     plan = Plan.model_validate({**PLAN, **given})
     return await schedules.create(connection, FLOW, tenant, plan, secrets=None, guard=GuardedHttp(()))
+
+
+async def redriven(connection: AsyncConnection[Any], run_id: int, **choice: Any) -> Started:
+    return await redrive(connection, FLOW, await load_run(connection, run_id), Choice(**choice))
 
 
 async def end_run(connection: AsyncConnection[Any], run_id: int, **outcomes: str) -> None:

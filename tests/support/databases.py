@@ -62,3 +62,17 @@ class Databases:
         self._server.ensure_running()
         self._connection = psycopg.connect(self._server.dsn(), autocommit=True)
         return self._connection
+
+
+def everything_stored(dsn: str) -> str:
+    """All rows of all tables, as text."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = connection.execute(
+            "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
+            " WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+        ).fetchall()
+        texts = [
+            connection.execute(f"SELECT string_agg(t::text, ' ') FROM {table} t").fetchone()[0] or ""  # noqa: S608
+            for (table,) in tables
+        ]
+    return "\n".join(texts)

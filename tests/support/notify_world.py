@@ -28,6 +28,11 @@ from tests.support.engine_flows import until
 
 HERE = ("127.0.0.0/8",)
 SENDER = "Ecluse <ecluse@example.com>"
+CONFIRMED = """
+INSERT INTO mail_addresses (tenant_id, address, asked_at, confirmed_at)
+SELECT %s, lower(address), ecluse_now(), ecluse_now() FROM unnest(%s::text[]) AS given(address)
+ON CONFLICT (tenant_id, address) DO UPDATE SET confirmed_at = ecluse_now(), token_hash = NULL, expires_at = NULL
+"""
 
 
 @dataclass
@@ -150,9 +155,14 @@ class World:
         async with self.kit.pool.connection() as connection, connection.transaction():
             row = await endpoints.create(connection, tenant, "webhook", url=url, events=list(events) or ["*"])
             await self.secrets.put(connection, tenant, endpoints.secret_name(row["id"]), secret)
+            await self.secrets.put(connection, tenant, endpoints.url_name(row["id"]), url)
         return row["id"], secret
 
-    async def mail_endpoint(self, *addresses: str, events: Iterable[str] = ("*",), tenant: str = "default") -> int:
+    async def mail_endpoint(
+        self, *addresses: str, events: Iterable[str] = ("*",), tenant: str = "default", confirmed: bool = True
+    ) -> int:
+        if confirmed:
+            confirm(self.query, *addresses, tenant=tenant)
         async with self.kit.pool.connection() as connection:
             row = await endpoints.create(connection, tenant, "mail", addresses=list(addresses), events=list(events))
         return int(row["id"])
@@ -212,3 +222,8 @@ def setup_of(dsn: str, secrets: Secrets, **options: Any) -> Setup:
 
 def new_secrets() -> Secrets:
     return Secrets(os.urandom(32))
+
+
+def confirm(query: Callable[..., list[Any]], *addresses: str, tenant: str = "default") -> None:
+    """These addresses have followed their links."""
+    query(CONFIRMED, tenant, list(addresses))

@@ -20,7 +20,8 @@ async def wait_for_run(kit: Kit, run_id: int, max_wait: timedelta) -> dict[str, 
     """The run after its end, or as it is after `max_wait`."""
     await kit.wait_for_run(run_id, max_wait)
     async with kit.pool.connection() as connection:
-        return await run_queries.show_run(connection, None, run_id)
+        run = await engine.load_run(connection, run_id)
+        return await run_queries.show_run(connection, run.tenant_id, run_id)
 
 
 async def start_run(kit: Kit, start: Start) -> Started:

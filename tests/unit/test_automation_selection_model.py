@@ -68,7 +68,7 @@ def test_ids_that_are_none_are_refused(given):
         ({**CUSTOM, "end_date": "30/01/2026"}, "YYYY-MM-DD"),
         ({**CUSTOM, "end_date": "2026-02-30"}, "end_date"),
         ({**CUSTOM, "end_date": 1769731200}, "YYYY-MM-DD"),
-        ({**RANGE, "start_date": "2026-01-01", "end_date": "2026-01-02"}, "go with date_range 'custom'"),
+        ({**RANGE, "start_date": "2026-01-01", "end_date": "2026-01-02"}, "go only with date_range 'custom'"),
         ({**RANGE, "fiche_ids": ["1"]}, "fiche_ids go with mode 'manual'"),
         ({"mode": "manual", "date_range": "today"}, "go with mode 'date_range' or 'filter'"),
         ({**RANGE, "groupes": ["A", " "]}, "1 to 200 characters"),

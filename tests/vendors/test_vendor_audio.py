@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.testing.sandbox import SandboxProcess
-from ecluse.vendors.audio import AudioSource, file_name
+from ecluse.vendors.audio import Audio, AudioSource, file_name
 from ecluse.vendors.crm import Crm
+from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
-from tests.support.raw_server import NOW, answers, raw_server, response
+from tests.support.raw_server import NOW, RawServer, answers, raw_server, response
 
 
 @pytest.fixture
@@ -37,22 +40,35 @@ async def url(sandbox: SandboxProcess) -> str:
     return fiche.recordings[0].recording_url
 
 
+@pytest.fixture
+async def speech(sandbox: SandboxProcess) -> AsyncIterator[ElevenLabs]:
+    http = VendorHttp("elevenlabs", f"{sandbox.url}/elevenlabs", deadline=30, now=lambda: NOW)
+    yield ElevenLabs(http, "k", Speech())
+    await http.close()
+
+
 async def error_of(call: Any) -> VendorError:
     with pytest.raises(VendorError) as caught:
         await call
     return caught.value
 
 
-async def test_a_recording_comes_with_its_name_and_type(audio: AudioSource, url: str) -> None:
+async def contents(audio: AudioSource, url: str) -> tuple[Audio, bytes]:
     downloaded = await audio.download(url)
+    with downloaded.content as file:
+        return downloaded, file.read()
+
+
+async def test_a_recording_comes_with_its_name_and_type(audio: AudioSource, url: str) -> None:
+    downloaded, content = await contents(audio, url)
     assert (downloaded.name, downloaded.content_type) == ("1001-1.mp3", "audio/mpeg")
-    assert (len(downloaded.content), downloaded.content[:3]) == (20_000, b"ID3")
+    assert (len(content), content[:3]) == (20_000, b"ID3")
 
 
 async def test_a_recording_may_be_read_as_often_as_one_likes(
     audio: AudioSource, url: str, sandbox: SandboxProcess
 ) -> None:
-    assert await audio.download(url) == await audio.download(url)
+    assert (await contents(audio, url))[1] == (await contents(audio, url))[1]
     assert [call["ref"] for call in sandbox.ledger(vendor="audio", kind="call")] == ["1001-1", "1001-1"]
 
 
@@ -101,8 +117,35 @@ async def test_silence_is_a_time_out(guarded: GuardedHttp, url: str, sandbox: Sa
 
 async def test_a_type_that_is_not_given_is_any_bytes(audio: AudioSource) -> None:
     async with raw_server(answers(response(b"x"))) as server:
-        downloaded = await audio.download(f"http://127.0.0.1:{server.port}/")
+        downloaded, _ = await contents(audio, f"http://127.0.0.1:{server.port}/")
     assert (downloaded.name, downloaded.content_type) == ("recording", "application/octet-stream")
+
+
+async def test_a_large_recording_is_not_held_in_memory(
+    guarded: GuardedHttp, speech: ElevenLabs, sandbox: SandboxProcess
+) -> None:
+    """Neither when it is downloaded nor when it is uploaded."""
+    pieces, piece = 400, b"\xff" * 100_000
+
+    async def send(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {pieces * len(piece)}\r\n\r\n".encode())
+        for _ in range(pieces):
+            writer.write(piece)
+            await writer.drain()
+
+    tracemalloc.start()
+    try:
+        async with raw_server(send) as server:
+            audio = AudioSource(guarded, now=lambda: NOW)
+            downloaded = await audio.download(f"http://127.0.0.1:{server.port}/1001-1.mp3")
+        with downloaded.content:
+            assert (await speech.transcribe(file=downloaded)).text
+            assert downloaded.content.tell() == pieces * len(piece)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -65,7 +66,10 @@ async def test_a_recording_is_transcribed_by_its_url(speech: ElevenLabs, sandbox
 @pytest.mark.parametrize("size", [10, 3_000_000])
 async def test_a_recording_is_transcribed_as_a_file(speech: ElevenLabs, sandbox: SandboxProcess, size: int) -> None:
     by_url = await speech.transcribe(source_url=URL)
-    by_file = await speech.transcribe(file=Audio("1001-1.mp3", "audio/mpeg", b"\r\n--\x00\xff" * (size // 6)))
+    with TemporaryFile() as file:
+        file.write(b"\r\n--\x00\xff" * (size // 6))
+        file.seek(0)
+        by_file = await speech.transcribe(file=Audio("1001-1.mp3", "audio/mpeg", file))
     assert (by_file.text, by_file.words) == (by_url.text, by_url.words)
     assert [paid["value"]["by"] for paid in sandbox.ledger(vendor="elevenlabs", kind="paid")] == ["url", "file"]
 

@@ -12,7 +12,7 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.llm import Completion, Llm, Prices
+from ecluse.vendors.llm import Completion, Llm, Price, Prices
 from tests.support.raw_server import NOW, answers, client_of, raw_server, response
 
 SCHEMA = {
@@ -58,7 +58,7 @@ async def refused_with(status: int, body: Any, headers: dict[str, str] | None = 
 async def answered_with(choices: Any, usage: Any = None) -> Completion[float]:
     body = json.dumps({"model": "m-2026", "choices": choices, "usage": usage}).encode()
     async with raw_server(answers(response(body))) as server, client_of(server.port, deadline=30) as http:
-        return await ask(Llm(http, "k", model="m", prices=Prices(Decimal(1), Decimal(2))))
+        return await ask(Llm(http, "k", model="m", prices=Prices(other=Price(Decimal(1), Decimal(2)))))
 
 
 def choice(content: Any = '{"score": 3}', refusal: Any = None, why: str = "stop") -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def choice(content: Any = '{"score": 3}', refusal: Any = None, why: str = "stop"
 async def test_a_question_is_answered_by_the_schema_and_its_tokens_are_counted(
     llm_http: VendorHttp, sandbox: SandboxProcess
 ) -> None:
-    llm = Llm(llm_http, "k", model="gpt-4.1", prices=Prices(Decimal("2.5"), Decimal(10)))
+    llm = Llm(llm_http, "k", model="gpt-4.1", prices=Prices({"gpt-4.1": Price(Decimal("2.5"), Decimal(10))}))
     first, again, other = await ask(llm), await ask(llm), await ask(llm, model="mini")
     assert first == again
     assert (0 <= first.answer <= 10, first.model, other.model) == (True, "gpt-4.1", "mini")
@@ -146,7 +146,7 @@ async def test_the_cost_of_an_answer_without_usage_is_unknown() -> None:
     assert await answered_with(choice()) == (3, "m-2026", 0, 0, None)
     counted = await answered_with(choice(), {"prompt_tokens": 1_000_000, "completion_tokens": 500_000, "more": {}})
     assert counted == (3, "m-2026", 1_000_000, 500_000, 2)
-    assert Prices(Decimal(1)).cost(5, 5) is None
+    assert Prices({"other": Price(Decimal(1), Decimal(1))}).cost("m", 5, 5) is None
 
 
 def wrong(code: str | None, kind: str = "invalid_request_error", message: str = "No.") -> dict[str, Any]:

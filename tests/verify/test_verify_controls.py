@@ -14,16 +14,25 @@ from tests.verify import (
     outbox_faults,
     retention_faults,
     schedule_faults,
+    spend_faults,
     transcription_faults,
 )
 from tests.verify.plants import Fault
 from tests.verify.world import World
 
-ROOMS = (faults, schedule_faults, transcription_faults, automation_faults, ending_faults, retention_faults)
+ROOMS = (
+    faults,
+    schedule_faults,
+    transcription_faults,
+    automation_faults,
+    ending_faults,
+    retention_faults,
+    spend_faults,
+)
 FAULTS = [*outbox_faults.OUTBOX_FAULTS, *(fault for room in ROOMS for fault in room.FAULTS)]
 HARMLESS = faults.HARMLESS | outbox_faults.OUTBOX_HARMLESS | schedule_faults.HARMLESS | automation_faults.HARMLESS
-HARMLESS |= retention_faults.HARMLESS | ending_faults.HARMLESS
-INVARIANTS = {f"I-{n:02d}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 19)}
+HARMLESS |= retention_faults.HARMLESS | ending_faults.HARMLESS | spend_faults.HARMLESS
+INVARIANTS = {f"I-{n:02d}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 19, 22)}
 
 
 def test_a_world_in_order_is_clean_and_every_check_had_something_to_look_at(world: World) -> None:

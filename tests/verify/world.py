@@ -239,8 +239,40 @@ def healthy(world: World) -> None:
     _held(world)
     _transcribed(world)
     _automated(world)
+    _paid(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
+
+
+SPEND_TOTALS = """
+INSERT INTO spend_totals (tenant_id, scope, subject_id, period, starts_on, spent, reserved) VALUES
+    ('t', 'tenant', 0, 'day', '2026-03-02', 1.25, 0.5), ('t', 'tenant', 0, 'month', '2026-03-01', 1.25, 0.5),
+    ('t', 'schedule', 9, 'day', '2026-03-02', 1.25, 0.5), ('t', 'schedule', 9, 'month', '2026-03-01', 1.25, 0.5),
+    ('t', 'run', %(run)s, 'all', '2026-03-02', 1.25, 0.5)
+"""
+PAID_BUDGET = """
+INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)
+VALUES ('t', 'tenant', 0, 'day', %s, '2026-03-01', '2026-03-01')
+"""
+
+
+def _paid(world: World) -> None:
+    """A call that has cost 1 of 1.2 reserved, one that may have been made for 0.25, and one in flight for 0.5."""
+    run = world.runs["running"]
+    given: dict[str, Any] = {
+        "tenant_id": "t",
+        "run_id": run,
+        "root_run_id": run,
+        "root_day": "2026-03-02",
+        "at": world.now,
+    }
+    given |= {"schedule_id": 9, "day": "2026-03-02", "vendor": "llm", "model": "m", "priced": True}
+    for n, (state, reserved, cost) in enumerate(
+        [("settled", 1.2, 1), ("unknown", 0.25, None), ("reserved", 0.5, None)]
+    ):
+        world.insert("paid_calls", item_id=90_000 + n, claim_id=1, state=state, reserved=reserved, cost=cost, **given)
+    world.db.execute(SPEND_TOTALS, {"run": run})
+    world.sql(PAID_BUDGET, 1.75)
 
 
 def scheduled(world: World) -> None:

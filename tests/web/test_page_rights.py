@@ -19,7 +19,7 @@ from tests.support.pages import LivePage, Reader, text
 from tests.support.waits import wait_for
 
 # Without a key: what leads to the log-in, and what every page is made with.
-PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
+PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/confirm", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
 PUBLIC |= {"/docs", "/docs/errors"}  # as the OpenAPI document
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 SCHEDULE = """
@@ -156,9 +156,14 @@ def test_who_is_logged_in_already_need_not_do_it_again(reader):
 
 def test_a_form_that_another_site_sends_is_refused(reader):
     for path in ("/ui/login", "/ui/logout"):
-        answer = reader.post(path, f"key={reader.key}", Sec_Fetch_Site="cross-site")
-        assert answer.status == 403
-        assert "Set-Cookie" not in answer.headers
+        for headers in (
+            {"Sec_Fetch_Site": "cross-site"},
+            {"Origin": "https://evil.example"},
+            {"Sec_Fetch_Site": "same-origin", "Origin": "https://evil.example"},
+        ):
+            answer = reader.post(path, f"key={reader.key}", **headers)
+            assert answer.status == 403
+            assert "Set-Cookie" not in answer.headers
 
 
 def test_logging_out_takes_the_cookie_away(reader):
@@ -183,3 +188,28 @@ def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn,
         last = said
     assert "no longer valid" in last[1]
     assert page.next() is None
+
+
+def test_the_page_of_a_key_that_is_narrowed_says_so_and_ends(reader, pages_dsn, fill, follow, paced):
+    paced(reader.client, quiet=0.1)
+    mine = reader.with_key(new_key(pages_dsn))
+    page = follow(mine, "/ui/schedules/live")
+    assert page.next() is not None
+    fill("UPDATE api_keys SET scope = 'SELF', crm_user_id = '7' WHERE hint = %s", mine.key[:8])
+    while (said := page.next())[0] != "end":
+        last = said
+    assert "limited to SELF" in last[1]
+    assert page.next() is None
+
+
+def test_log_ins_and_log_outs_are_in_the_audit_trail(reader, pages_dsn, fill):
+    mine = reader.with_key(new_key(pages_dsn))
+    key_id = reader.client.with_key(mine.key).get("/api/me").json["key_id"]
+    reader.with_key(None).post("/ui/login", f"key={mine.key}")
+    reader.with_key(None).post("/ui/login", "key=ecl_wrong")
+    mine.post("/ui/logout")
+    reader.with_key(None).post("/ui/logout")
+    done = "SELECT array_agg(action ORDER BY id) FROM audit_trail WHERE actor = %s AND subject = 'address:127.0.0.1'"
+    assert fill(done, f"key:{key_id}") == ["page.log-in", "page.log-out"]
+    tried = "SELECT sum(times) FROM audit_trail WHERE action = 'credentials.invalid' AND actor = 'address:127.0.0.1'"
+    wait_for(lambda: fill(tried))

@@ -107,6 +107,21 @@ def test_a_tenant_with_too_many_lookers_on_gets_no_more_streams(reader, monkeypa
     assert reader.get("/ui/runs/live", Sec_Fetch_Mode="cors").status == 429
 
 
+def test_a_key_has_so_many_streams_and_gets_a_place_back_for_each_that_ends(dsn, follow):
+    with serving(dsn, FLOW, ECLUSE_LIMIT_KEY_PAGE_STREAMS=2) as client:
+        mine, other = Reader(client, new_key(dsn)), Reader(client, new_key(dsn))
+        first, second = follow(mine, "/ui/runs/live"), follow(mine, "/ui/schedules/live")
+        assert first.next()
+        assert second.next()
+        refused = mine.get("/ui/runs/live", Sec_Fetch_Mode="cors")
+        assert refused.status == 429
+        assert b"key_page_streams" in refused.body
+        assert refused.headers["Retry-After"] == "10"
+        assert follow(other, "/ui/runs/live").next()
+        first.close()
+        wait_for(lambda: follow(mine, "/ui/runs/live").status == 200)
+
+
 async def waits(listener, since, most=1000.0, least=1.0):
     """Does it wait on? A slow machine can only make it wait longer."""
     try:

@@ -46,12 +46,17 @@ def test_a_target_is_shown_with_its_attempts_its_effects_and_its_log(reader, pag
     assert f'href="/ui/runs/{run_id}/targets/T-7"' in reader.get(f"/ui/runs/{run_id}").body.decode()
 
 
-def test_a_fiche_is_shown_with_its_recordings_transcripts_and_audits(reader, ended_run, audited):
-    run_id = ended_run(("171234", "successful", None, None), flow="automation")
-    audit_id = audited("171234", run_id)
-    shown = reader.shown(f"/ui/runs/{run_id}/targets/171234")
-    assert "171234-1 2026-03-02 10:01:00 , 61 s, transcribed Yes, I agree." in shown
+@pytest.mark.parametrize("flow", ["automation", "transcription", "audit"])
+def test_runs_of_fiches_show_recordings_transcripts_and_audits_of_a_target(reader, ended_run, audited, flow):
+    run_id = ended_run((f"of-{flow}", "successful", None, None), flow=flow)
+    audit_id = audited(f"of-{flow}", run_id)
+    shown = reader.shown(f"/ui/runs/{run_id}/targets/of-{flow}")
+    assert f"of-{flow}-1 2026-03-02 10:01:00 , 61 s, transcribed Yes, I agree." in shown
     assert f"Compliance #{audit_id} of this run completed 90.00" in shown
+
+
+def test_an_audit_is_shown_in_full_and_found_by_its_fiche(reader, audited):
+    audit_id = audited("171234")
     full = reader.shown(f"/ui/audits/{audit_id}")
     assert "90.00 of 100" in full
     assert "Consent 4.5 of 5, weight 2 Clear. I agree recording c-1, character 5" in full

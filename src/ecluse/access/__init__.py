@@ -1,2 +1,2 @@
-"""Access control (tenants, API keys, permissions), secrets at rest, the audit trail, and what all HTTP answers
-share."""
+"""Access control (tenants, API keys, permissions), secrets at rest, the audit trail, and the parts that all HTTP
+answers share."""

@@ -1,5 +1,5 @@
-"""The audit trail: who did what, and why. A row is written in the transaction of the action, so that neither exists
-without the other."""
+"""The audit trail: actor, action and reason of each recorded change. A row is written in the transaction of the change,
+so that neither exists without the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ async def record(
     reason: str | None = None,
     request_id: str | None = None,
 ) -> None:
-    """Write one row. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action` is noun.verb."""
+    """Write one row of the audit trail. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action`
+    is noun.verb."""
     await connection.execute(
         "INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id)"
         " VALUES (%s, ecluse_now(), %s, %s, %s, %s, %s)",

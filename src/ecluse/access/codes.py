@@ -1,4 +1,4 @@
-"""Every error code that the API answers, with its HTTP status, its meaning and what a caller can do. The OpenAPI
+"""Every error code that the API answers, with its HTTP status, its meaning and advice for the caller. The OpenAPI
 document, problem details (RFC 9457), the page `/docs/errors` and docs/errors.md are made from this table; a test
 compares it with the codes in the source."""
 
@@ -48,10 +48,18 @@ REFUSALS = {
     "READ_TIMEOUT": Refusal(
         503, "The read took longer than a request may take.", "Narrow the filters, ask for a smaller page, or retry."
     ),
+    "CONNECTION_LIMIT": Refusal(
+        503,
+        "The server, or the client's address, has as many open connections as it may have; no request was read.",
+        "Reuse connections, or close some; try again.",
+    ),
     # Bodies
     "BAD_REQUEST": Refusal(400, "The request could not be parsed.", "Correct what the message names."),
     "NOT_JSON": Refusal(400, "The body is not valid JSON.", "Send JSON in UTF-8, without duplicate keys."),
     "BODY_TOO_LARGE": Refusal(413, "The body has more bytes than allowed.", "Send less at once."),
+    "REQUEST_TIMEOUT": Refusal(
+        408, "The body did not arrive in time.", "Send the body at once, or raise ECLUSE_REQUEST_DEADLINE_SECONDS."
+    ),
     "UNSUPPORTED_MEDIA_TYPE": Refusal(
         415, "The Content-Type is not the one that the route takes.", "Send the type that the message names."
     ),
@@ -66,6 +74,14 @@ REFUSALS = {
     "CONFLICT": Refusal(409, "The present state does not allow this.", "Read the state again, then decide."),
     "FORBIDDEN_TRANSITION": Refusal(
         409, "The flow does not allow this change of status.", "Read the run again: its status has changed."
+    ),
+    "BUDGET_EXCEEDED": Refusal(
+        409,
+        "A budget of the tenant or of the schedule is used up; nothing was started.",
+        "Start again when its next period begins, which the message says, or raise the budget.",
+    ),
+    "BUDGET_BELOW_SPENT": Refusal(
+        409, "The budget is below what is spent already; nothing was changed.", "Set at least what the message says."
     ),
     "ALREADY_ENDED": Refusal(409, "The run had ended already; nothing was changed.", "Nothing: it is over."),
     "ALREADY_RUNNING": Refusal(
@@ -85,7 +101,7 @@ REFUSALS = {
     ),
     "NOTHING_FAILED": Refusal(409, "The run has no failed targets to redrive.", "Nothing: there is nothing to repeat."),
     "ONLY_CANCELLED": Refusal(
-        409, "All targets that did not succeed were cancelled.", "Set `include_cancelled` to redrive those."
+        409, "All targets that did not succeed were cancelled.", "Set `outcome` to `all` to redrive those."
     ),
     "ONLY_HOPELESS": Refusal(
         409, "All failed targets would fail again.", "Correct what the message names, or redrive the hopeless ones too."
@@ -99,6 +115,9 @@ REFUSALS = {
     "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
     "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),
     "NAME_TAKEN": Refusal(409, "Another schedule has this name.", "Choose another name."),
+    "KEY_TAKEN": Refusal(
+        409, "The key is that of an open run of another flow or schedule.", "Use a key that no other run has."
+    ),
     "CONFIG_INACTIVE": Refusal(409, "The audit config is switched off.", "Set `is_active` to true first."),
     "INVALID_PRIORITY": Refusal(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
     # Connections to vendors
@@ -123,12 +142,16 @@ REFUSALS = {
         409, "The schedule has no webhook whose secret could be rotated.", "Set `webhook_url` first."
     ),
     "NOT_SIGNED": Refusal(409, "The endpoint is a mail endpoint, and mails are not signed.", "Rotate webhooks only."),
-    "MAIL_NOT_CONFIGURED": Refusal(409, "The server is not set up to send mail.", "Set SMTP_HOST and MAIL_FROM."),
+    "MAIL_NOT_CONFIGURED": Refusal(
+        409, "The server is not set up to send mail.", "Set SMTP_HOST, MAIL_FROM and ECLUSE_PUBLIC_URL."
+    ),
+    "ASKED_ALREADY": Refusal(
+        409, "The address was sent a link within the last hour.", "Follow that link, or wait until the time it names."
+    ),
     "ENDPOINT_OFF": Refusal(409, "The endpoint is switched off.", "Set `is_active` to true first."),
     "STILL_PENDING": Refusal(
         409, "The message is still being delivered.", "Wait for the attempt whose time the message names."
     ),
-    "TOO_MANY_ENDPOINTS": Refusal(409, "The tenant has as many endpoints as allowed.", "Delete one first."),
     # Realtime
     "REALTIME_OFF": Refusal(
         409, "Realtime is switched off for this tenant.", "Do what the message says, or poll instead.", also=403
@@ -137,10 +160,27 @@ REFUSALS = {
     "STOPPING": Refusal(503, "The server is stopping.", "Connect again: another replica answers."),
     # Limits
     "RATE_LIMITED": Refusal(
-        429, "The same fiche was requested too often within a minute.", "Repeat the request after Retry-After seconds."
+        429,
+        "More was asked for than a limit a minute allows, which `details` names: of the key, the tenant or a fiche.",
+        "Repeat the request after Retry-After seconds; `GET /api/limits` shows what is used.",
+    ),
+    "TOO_MANY_AT_ONCE": Refusal(
+        429,
+        "The tenant has as many requests of this kind under way as allowed; `details` names the limit.",
+        "Repeat the request after Retry-After seconds, and send fewer at once.",
     ),
     "TOO_MANY_CONNECTIONS": Refusal(
-        429, "The tenant has as many open streams as allowed.", "Close one, or retry after Retry-After seconds."
+        429,
+        "The key or its tenant has as many open streams as allowed.",
+        "Close one, or retry after Retry-After seconds.",
+    ),
+    "LIMIT_REACHED": Refusal(
+        429,
+        "The tenant has as many of these as allowed; `details` names the limit.",
+        "Delete one first, or raise the setting that the message names.",
+    ),
+    "ANSWER_TOO_LARGE": Refusal(
+        422, "The answer has more bytes than allowed.", "Ask for fewer rows (`limit`), or narrow the filters."
     ),
     # Pages
     "ANOTHER_SITE": Refusal(403, "A form was submitted from another site.", "Submit it from the page itself."),

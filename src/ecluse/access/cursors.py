@@ -1,5 +1,5 @@
-"""Cursors: the place of a row in an ordered list as its values in the columns of the order. A cursor names its list and
-gives no right: the rows that follow are limited to the tenant and the scope of its sender."""
+"""Cursors: the position of a row in an ordered list, as its values in the columns of the order. A cursor names its list
+and grants nothing: the rows that follow are limited to the tenant and the scope of its sender."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def made(row: type[Shape], order: Sequence[str], last: Row) -> str:
 
 
 def after(row: type[Shape], order: Sequence[str], cursor: str) -> tuple[str, Row]:
-    """Return the condition for the rows that follow the cursor's, and its parameters."""
+    """Return the SQL condition for the rows after the cursor, and its parameters. Raise InvalidInput if the cursor is
+    not from this list."""
     try:
         name, *place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         json.dumps(place, ensure_ascii=False).encode()  # no lone surrogates
@@ -56,4 +57,4 @@ def after(row: type[Shape], order: Sequence[str], cursor: str) -> tuple[str, Row
 
 
 def foreign() -> InvalidInput:
-    return InvalidInput("cursor: it is not from this list; begin again without a cursor")
+    return InvalidInput("cursor: not from this list; begin again without a cursor")

@@ -1,4 +1,4 @@
-"""Authentication and authorisation of API routes. Every route but the public ones declares the permission it needs, and
+"""Authentication and authorization of API routes. Every route but the public ones declares the permission it needs, and
 none of its code runs before the caller's key was found to have it. Bodies are read strictly: JSON, or a form where a
 route takes one, no duplicate key, no text that cannot be stored."""
 
@@ -18,25 +18,29 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
-from ecluse.access import tenants
+from ecluse.access import answers, tenants
 from ecluse.access.codes import REFUSALS
-from ecluse.access.envelope import ErrorAnswer, Refused
+from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
+from ecluse.access.limits import Limiter, cost_of
 from ecluse.access.permissions import PERMISSIONS
 from ecluse.base.text import storable
+from ecluse.base.validation import names_in
 from ecluse.db.reads import Reads
 
 FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED, REFUSES = "x-permission", "x-narrowed", "x-refuses"
 DEEPEST = 100
+LIMITS = ("RATE_LIMITED", "TOO_MANY_AT_ONCE", "ANSWER_TOO_LARGE")  # codes of every route
+ASK = {"WWW-Authenticate": "Bearer"}
 TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
 
 
 def needs(permission: str, *, narrowed: bool = False, refuses: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a route passes as `openapi_extra`. `narrowed`: the route restricts its answer to the scope of a
-    caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes of its own,
-    besides those that follow from what the route is."""
+    """Return the `openapi_extra` of a route that needs this permission. `narrowed`: the route restricts its answer to
+    the scope of a caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes
+    of its own, besides those of every such route."""
     assert permission in PERMISSIONS, permission  # noqa: S101 - given in code, never by a caller
     assert set(refuses) <= REFUSALS.keys(), refuses  # noqa: S101 - as above
     return {PERMISSION: permission, NARROWED: narrowed, REFUSES: list(refuses), "security": [{"key": []}]}
@@ -56,15 +60,32 @@ class Guarded(APIRoute):
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
-            request.state.caller = await _admit(request, permission, narrowed)
+            charge(request, await _admit(request, permission, narrowed))
             _refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
-                return await handle(request)
+                return await _counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise HTTPException(415, f"Send the body as {wanted}.")
-            return await handle(StrictRequest(request.scope, request.receive))
+            strict = StrictRequest(request.scope, request.receive)
+            if wanted != FORM:
+                await strict.parse()
+            return await _counted(request, await handle(strict))
 
         return guarded
+
+
+def charge(request: Request, caller: Caller) -> None:
+    """Count the request against the limits of its key and tenant; raise Refused if they are used up."""
+    limiter: Limiter = request.app.state.limits
+    rows = request.query_params.get("limit", "")
+    limiter.charge(caller, cost_of(request.method, int(rows) if rows.isdecimal() and len(rows) < 4 else 0))
+
+
+async def _counted(request: Request, answer: Response) -> Response:
+    if (body := getattr(answer, "body", None)) is not None:  # no stream
+        request.app.state.limits.count_bytes(request.state.caller, len(body))
+        await answers.compressed(request, answer)
+    return answer
 
 
 def _query_parameters(route: APIRoute) -> list[str]:
@@ -72,8 +93,8 @@ def _query_parameters(route: APIRoute) -> list[str]:
 
 
 def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
-    """Refuse unknown query parameters: the caller would take an answer without its misspelled filter for a filtered
-    one."""
+    """Refuse unknown query parameters: with a misspelled filter, the caller would take an unfiltered answer for a
+    filtered one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
     if unknown:
         raise RequestValidationError([_unknown_parameter(name, known) for name in unknown])
@@ -101,29 +122,32 @@ def routes(tag: str) -> APIRouter:
 def refusals(route: Guarded) -> list[str]:
     """Return the codes of all errors that a route may answer."""
     declared, body = route.openapi_extra or {}, route.body_field
-    found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED"]
+    found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED", *LIMITS]
     found += ["NOT_FOUND"]  # what the path names, or the tenant that an administrator acts for
     found += [] if declared[NARROWED] else ["SCOPE"]
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
-    found += ["BAD_REQUEST", "NOT_JSON", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
-    return [*dict.fromkeys([*found, "INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT"])]
+    found += ["BAD_REQUEST", "NOT_JSON", "REQUEST_TIMEOUT", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
+    found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT", "CONNECTION_LIMIT"]
+    return [*dict.fromkeys(found)]
 
 
 async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not key:
-        raise _unauthenticated("Send an API key: `Authorization: Bearer ecl_…`.")
+        raise Refused(401, "UNAUTHENTICATED", "Send an API key: `Authorization: Bearer ecl_…`.", ASK)
     return await admit(request, key, permission, narrowed=narrowed)
 
 
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
-    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this."""
+    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this. A known
+    caller is that of the request, also of a refused one."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None:
-        raise _unauthenticated(UNKNOWN)
+        raise BadCredentials(UNKNOWN, ASK)
+    request.state.caller = caller
     if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
-        caller = await _acting_for(request, caller, tenant)
+        request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if not caller.may(permission):
@@ -137,38 +161,55 @@ async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
     if not caller.administers_tenants:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} acts for other tenants.")
     reads: Reads = request.app.state.reads
-    disabled = await reads(lambda connection: tenants.is_disabled(connection, tenant))
+    disabled = await reads.of(caller.tenant)(lambda connection: tenants.is_disabled(connection, tenant))
     return replace(caller, tenant=tenant, disabled=disabled)
 
 
-def _unauthenticated(message: str) -> Refused:
-    return Refused(401, "UNAUTHENTICATED", message, {"WWW-Authenticate": "Bearer"})
-
-
 class StrictRequest(Request):
-    async def json(self) -> Any:
+    async def parse(self) -> None:
+        """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
         body = await self.body()
+        self.app.state.limits.count_bytes(caller_of(self), len(body))
+        self._value: Any = None
+        if not body:  # FastAPI says so
+            return
         try:
-            value = json.loads(
-                body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
-            )
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
-        check_storable(value)
-        self.state.sent = value
-        return value
+            if len(body) <= answers.LARGE:
+                self._value = self.state.sent = _parsed(body)
+            else:  # of which only the names are kept, for the spelling of errors
+                self._value, self.state.sent = await answers.in_thread(self, lambda: _with_names(_parsed(body)))
+        except json.JSONDecodeError as error:
+            wrong = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
+            raise RequestValidationError([wrong]) from error
+
+    async def json(self) -> Any:
+        return self._value
 
     async def _get_form(self, **limits: Any) -> FormData:
         form = await super()._get_form(**limits)
         if len(pairs := form.multi_items()) > len(form):
-            raise HTTPException(422, "A field stands twice in the form.")
+            raise HTTPException(422, "A field occurs twice in the form.")
         check_storable([text for pair in pairs for text in pair])
         return form
 
 
+def _parsed(body: bytes) -> Any:
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
+        )
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
+    check_storable(value)
+    return value
+
+
+def _with_names(value: Any) -> tuple[Any, dict[str, None]]:
+    return value, dict.fromkeys(names_in(value))
+
+
 def check_storable(value: Any) -> None:
-    """Refuse NUL bytes and lone surrogates at any depth, and values nested more deeply than every consumer can
-    handle."""
+    """Refuse a value with NUL bytes or lone surrogates at any depth, or nested more than DEEPEST levels deep."""
     left, depth = [value], 0
     while left:
         if depth > DEEPEST:
@@ -197,7 +238,7 @@ def _encodable(text: str) -> bool:
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise json.JSONDecodeError("a key stands twice in one object", "", 0)
+        raise json.JSONDecodeError("a key occurs twice in one object", "", 0)
     return found
 
 

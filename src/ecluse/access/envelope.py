@@ -1,6 +1,6 @@
-"""What all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies, and one
-shape for every error: `{"error": {"code", "message", "details", "request_id"}}`, or problem details (RFC 9457) if the
-caller's Accept header names `application/problem+json`.
+"""The parts that all HTTP answers share: a request id, the id of the replica that answered, a limit on request bodies,
+and one shape for every error: `{"error": {"code", "message", "details", "request_id"}}`, or problem details (RFC 9457)
+if the caller's Accept header names `application/problem+json`.
 
 A request id sent by the caller is used if it consists of harmless characters; it is bound to every log line of the
 request. The details of an unexpected error are logged, not sent to the caller.
@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +25,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_json, to_jsonable_python
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.access.codes import REFUSALS
@@ -32,6 +33,7 @@ from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, Inval
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import ReadTimeout
+from ecluse.db.shares import Busy
 
 log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level is tested first: reads are many
@@ -46,6 +48,7 @@ STATUS: dict[type[EcluseError], int] = {
     Conflict: 409,
     ForbiddenTransition: 409,
     ReadTimeout: 503,
+    Busy: 429,
 }
 # Our own table, so that error codes stay the same when the standard library renames a status.
 CODES = {
@@ -56,19 +59,24 @@ CODES = {
     422: InvalidInput.code,
 }
 JSON, PROBLEM = "application/json", "application/problem+json"
+HUNG_UP = 499  # in log and metrics: the client has gone before its request was complete (the status is nginx's)
 EXPLAINED = "/docs/errors"  # a page with every code
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
 
 class ErrorDetail(BaseModel):
-    where: str = Field(description="The parameter or field, as the caller spelled it.", examples=["body.name"])
+    where: str = Field(
+        description="The parameter or field, as the caller spelled it, or the limit.", examples=["body.name"]
+    )
     problem: str
 
 
 class Error(BaseModel):
-    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
-    message: str = Field(description="The same for people.")
-    details: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
+    code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
+    message: str = Field(description="The error as a sentence for people.")
+    details: list[ErrorDetail] | None = Field(
+        description="Of `INVALID_INPUT` the invalid parameters and fields, of status 429 the limit; otherwise null."
+    )
     request_id: str = Field(description="The server's log has the request under this id.")
 
 
@@ -84,22 +92,38 @@ class Problem(BaseModel):
     status: int = Field(examples=[404])
     detail: str = Field(description="What is wrong with this request.")
     instance: str = Field(description="The path of the request.", examples=["/api/runs/7"])
-    code: str = Field(description="What the error is; it does not change.", examples=["NOT_FOUND"])
+    code: str = Field(description="Stable code of the error.", examples=["NOT_FOUND"])
     request_id: str = Field(description="The server's log has the request under this id.")
-    errors: list[ErrorDetail] | None = Field(description="What is wrong in the request, of `INVALID_INPUT`.")
+    errors: list[ErrorDetail] | None = Field(
+        description="The invalid parameters and fields; null unless `INVALID_INPUT`."
+    )
 
 
 class Refused(EcluseError):
     """A request that is refused: the HTTP status, code and message to answer with."""
 
-    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        details: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
         super().__init__(message, code=code)
-        self.status = status
-        self.headers = headers
+        self.status, self.headers, self.details = status, headers, details
+
+
+class BadCredentials(Refused):
+    """The key or signature of a request is not valid."""
+
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(401, "UNAUTHENTICATED", message, headers)
 
 
 def install(app: FastAPI, answered: Answered) -> None:
-    """`answered` gets the scope, the status and the duration in seconds of each request."""
+    """Install the middleware and the error handlers. `answered` is called with the scope, the status and the duration
+    in seconds of each request."""
     app.add_middleware(Envelope, answered=answered)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _validation_error)  # type: ignore[arg-type]
@@ -111,11 +135,14 @@ def request_id(request: Request) -> str:
 
 
 def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON) -> Response:
+    return Response(as_bytes(value), status, headers, kind)
+
+
+def as_bytes(value: Any) -> bytes:
     try:
-        body = to_json(value)
+        return to_json(value)
     except ValueError:  # nested too deeply for pydantic, as a vendor's answer may be
-        body = json.dumps(value, default=to_jsonable_python).encode()
-    return Response(body, status, headers, kind)
+        return json.dumps(value, default=to_jsonable_python).encode()
 
 
 class Envelope:
@@ -123,8 +150,12 @@ class Envelope:
         self._app, self._answered = app, answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unnamed = "\x00" in scope.get("path", "")  # PostgreSQL stores no NUL: such a path names nothing
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            if unnamed:
+                await send({"type": "websocket.close"})
+            else:
+                await self._app(scope, receive, send)
             return
         sent = Headers(scope=scope)
         given = sent.get("x-request-id", "")
@@ -151,10 +182,14 @@ class Envelope:
 
         with structlog.contextvars.bound_contextvars(request_id=this):
             try:
-                if _announced(sent) > LARGEST_BODY:
+                if unnamed:
+                    await error_answer(scope, 404, CODES[404], "A path has no NUL bytes.")(scope, receive, marked)
+                elif _announced(sent) > LARGEST_BODY:
                     await error_answer(scope, 413, CODES[413], TOO_LARGE.detail)(scope, receive, marked)
                 else:
                     await self._app(scope, limited, marked)
+            except ClientDisconnect:
+                status = HUNG_UP
             except Exception as error:  # outermost handler: the caller gets an error answer, the log the reason
                 if status:
                     raise  # the answer has begun: only a broken connection can tell the client that it is incomplete
@@ -162,7 +197,8 @@ class Envelope:
             finally:
                 seconds = time.perf_counter() - began
                 self._answered(scope, status or 500, seconds)
-            if scope["method"] != "GET" or status >= 400 or READS_TOO.isEnabledFor(logging.DEBUG):
+            told = status != HUNG_UP and (scope["method"] != "GET" or status >= 400)  # slow bodies may be a flood
+            if told or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
                     "request",
                     method=scope["method"],
@@ -200,7 +236,7 @@ def error_answer(
 
 
 def _wants_problem(accept: str) -> bool:
-    """Return True if the Accept header names the type of problem details; `*/*` alone asks for the usual errors."""
+    """Return True if the Accept header names the type of problem details; `*/*` alone gets the usual errors."""
     for one in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
         if kind == PROBLEM:
@@ -209,7 +245,7 @@ def _wants_problem(accept: str) -> bool:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path as it was sent: without line breaks, and never with the query."""
+    """Return the path as it was sent, without the query."""
     raw: bytes = scope["raw_path"]
     return raw[:500].decode("ascii", "replace")
 
@@ -225,7 +261,9 @@ def _unexpected(scope: Scope, error: Exception) -> Response:
         headers = {"Retry-After": "1"}
         return error_answer(scope, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
     log.error("request failed", exc_info=error)
-    return error_answer(scope, 500, "INTERNAL", "Something went wrong here; the log has it under this request id.")
+    return error_answer(
+        scope, 500, "INTERNAL", "The server failed unexpectedly; its log has the reason under this request id."
+    )
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
@@ -248,9 +286,23 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
     status = status_of(error)
     if status is None:
         return _unexpected(request.scope, error)
-    headers = error.headers if isinstance(error, Refused) else None
+    note_refusal(request, error)
+    headers, details = None, None
+    if isinstance(error, Refused):
+        headers, details = error.headers, error.details
+    elif isinstance(error, Busy):
+        headers, details = {"Retry-After": "1"}, [{"where": error.limit, "problem": error.message}]
     message = respelled(error.message, as_sent(_sent(request), guess=False))
-    return error_answer(request.scope, status, error.code, message, headers=headers)
+    return error_answer(request.scope, status, error.code, message, headers=headers, details=details)
+
+
+def note_refusal(request: Request, error: Exception) -> None:
+    """Count the refusal of credentials, or of a caller who may not do this, for the audit trail."""
+    if isinstance(error, BadCredentials):
+        request.app.state.refusals.invalid_credentials(request.client.host if request.client else "unknown")
+    elif isinstance(error, Refused) and error.status == 403 and hasattr(request.state, "caller"):
+        caller, route = request.state.caller, getattr(request.scope.get("route"), "path", "")
+        request.app.state.refusals.forbidden(caller.tenant, caller.actor, f"{request.method} {route}", error.message)
 
 
 def _sent(request: Request) -> Any:

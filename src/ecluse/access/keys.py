@@ -1,7 +1,8 @@
 """API keys. A key is random and shown once; only its SHA-256 is stored, and the key is looked up by that.
 
-A look-up is cached for a second, so a revoked key stops working within a second on every replica. The time of a key's
-last use is written in a background task, at most once a minute.
+A look-up is cached for a second, so a revoked key stops working within a second on every replica. While the database
+is slow or away, a key that it knew less than ten seconds ago goes on working: the requests of others must not turn a
+good key away. The time of a key's last use is written in a background task, at most once a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
+import psycopg
 import structlog
 
 from ecluse.access import tenants
@@ -22,8 +25,8 @@ from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.outage import ignoring_outage
-from ecluse.db.query import fetch_one, fetch_value
+from ecluse.db.outage import ignoring_outage, is_unavailable
+from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.db.reads import Reads
 
 log = structlog.get_logger(__name__)
@@ -31,17 +34,20 @@ log = structlog.get_logger(__name__)
 PREFIX = "ecl_"
 HINT = len(PREFIX) + 4
 FRESH_SECONDS = 1.0
+KEPT_SECONDS = 10.0  # while the database does not answer
+PATIENCE_SECONDS = 0.25  # for the look-up of a key that is kept
 NOTED_SECONDS = 60.0
 MANY = 1_000
 LIFETIME = r"([1-9][0-9]{0,5})([mhd])"
+NEVER = "never"
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 SCOPES = ("ALL", "GROUP", "SELF")
 
-FIND = """
+VALID = """
 SELECT k.id AS key_id, k.name, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
        t.disabled_at IS NOT NULL AS disabled
 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-WHERE k.hash = %s AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
+WHERE k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
 """
 
 NOTE_USE = """
@@ -76,8 +82,10 @@ class Caller:
         return permission in ROLES[self.role]
 
 
-def lifetime(text: str) -> timedelta:
-    """Parse the lifetime of a key, such as 90m, 12h or 30d."""
+def lifetime(text: str) -> timedelta | None:
+    """Parse the lifetime of a key, such as 90m, 12h or 30d; None for `never`."""
+    if text == NEVER:
+        return None
     if not (match := re.fullmatch(LIFETIME, text)):
         raise InvalidInput(f"a lifetime is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
     return timedelta(**{UNITS[match[2]]: int(match[1])})
@@ -87,27 +95,62 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
+class Known(NamedTuple):
+    """A key as it was found at `at`."""
+
+    caller: Caller
+    at: float
+
+
 class Keys:
-    """Look-ups of API keys for the requests of this process, cached for FRESH_SECONDS."""
+    """Look-ups of API keys for the requests of this process, cached for FRESH_SECONDS, and for KEPT_SECONDS while the
+    database does not answer. Requests with the same key share one look-up."""
 
     def __init__(self, reads: Reads, pool: Pool, clock: Clock) -> None:
         self._reads, self._pool, self._clock = reads, pool, clock
-        self._known: dict[bytes, tuple[float, Caller]] = {}
+        self._known: dict[bytes, Known] = {}
+        self._asking: dict[bytes, asyncio.Task[Caller | None]] = {}
         self._noted: dict[int, float] = {}
         self._writing: set[asyncio.Task[None]] = set()
 
     async def find(self, key: str) -> Caller | None:
-        """Return the caller; None if the key is unknown, expired or revoked. Answers do not say which."""
+        """Return the caller that this key belongs to; None if the key is unknown, expired or revoked (callers do not
+        learn which)."""
         hashed, now = digest(key), self._clock.monotonic()
-        until, caller = self._known.get(hashed, (now, None))
-        if caller is None or until <= now:
-            caller = await self._reads(lambda connection: _found(connection, hashed))
-            if caller is None:
-                return None
+        known = self._known.get(hashed)
+        caller = known.caller if known and now < known.at + FRESH_SECONDS else await self._look_up(hashed, known)
+        if caller is not None:
+            self._note_use(caller.key_id, now)
+        return caller
+
+    async def _look_up(self, hashed: bytes, known: Known | None) -> Caller | None:
+        asking = self._asking.get(hashed)
+        if asking is None:
+            asking = self._asking[hashed] = asyncio.create_task(self._ask(hashed))
+            asking.add_done_callback(lambda task: self._asked(hashed, task))
+        if known is None or self._clock.monotonic() >= known.at + KEPT_SECONDS:
+            return await asyncio.shield(asking)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await asyncio.shield(asking)
+        except (TimeoutError, psycopg.Error) as error:
+            if isinstance(error, psycopg.Error) and not is_unavailable(error):
+                raise
+            return known.caller
+
+    def _asked(self, hashed: bytes, task: asyncio.Task[Caller | None]) -> None:
+        del self._asking[hashed]
+        if not task.cancelled():
+            task.exception()  # for requests that did not wait for it; the next one asks again
+
+    async def _ask(self, hashed: bytes) -> Caller | None:
+        at = self._clock.monotonic()
+        caller = await self._reads(lambda connection: _found(connection, hashed))
+        self._known.pop(hashed, None)
+        if caller is not None:
             if len(self._known) > MANY:
                 self._known.clear()
-            self._known[hashed] = (now + FRESH_SECONDS, caller)
-        self._note_use(caller.key_id, now)
+            self._known[hashed] = Known(caller, at)
         return caller
 
     def _note_use(self, key_id: int, now: float) -> None:
@@ -127,7 +170,12 @@ class Keys:
 
 
 async def _found(connection: Connection, hashed: bytes) -> Caller | None:
-    return await fetch_one(connection, Caller, FIND, (hashed,))
+    return await fetch_one(connection, Caller, f"{VALID} AND k.hash = %s", (hashed,))
+
+
+async def find_by_ids(connection: Connection, key_ids: Sequence[int]) -> list[Caller]:
+    """Return the callers of these keys; those that were revoked or have expired are left out."""
+    return await fetch_all(connection, Caller, f"{VALID} AND k.id = ANY(%s)", (list(key_ids),))
 
 
 async def create(
@@ -165,9 +213,9 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
     if scope not in SCOPES:
         raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
     if (scope == "GROUP") != bool(groupes) or not all(one.strip() for one in groupes):
-        raise InvalidInput("a key of scope GROUP names its groupes, at least one, and no other does")
+        raise InvalidInput("a key of scope GROUP needs at least one of groupes; a key of another scope has none")
     if (scope == "SELF") != bool(crm_user_id and crm_user_id.strip()):
-        raise InvalidInput("a key of scope SELF names its user in the CRM, and no other does")
+        raise InvalidInput("a key of scope SELF needs a crm_user_id; a key of another scope has none")
 
 
 async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None = None) -> tuple[str, bool]:

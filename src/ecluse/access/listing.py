@@ -1,23 +1,26 @@
 """Lists of rows, declared once: columns from a shape, a table or view to read them from, filters and an order. A list
-is always limited to the tenant and the scope of its caller. Pages are cut by a cursor, which stays valid while rows are
-added, or by an offset."""
+is always limited to the tenant and the scope of its caller. Pages are read by a cursor, which stays valid while rows
+are added, or by an offset."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import psycopg
 from fastapi import Query
+from psycopg.rows import dict_row
 from pydantic import BaseModel, ConfigDict, create_model
 
 from ecluse.access import cursors
 from ecluse.access.keys import Caller
 from ecluse.access.wire import Page, Shape, with_ids_as_text
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all
+from ecluse.db.query import Row
 
+ROWS_AT_ONCE = 25
 Cursor = Annotated[
     str | None,
     Query(max_length=500, description="`next_cursor` of the page before; the other parameters must be the same."),
@@ -25,20 +28,21 @@ Cursor = Annotated[
 
 
 class Visible(NamedTuple):
-    """An SQL condition on the rows of a source, `t`, and its parameters, whose names begin with `scope_`."""
+    """An SQL condition for the rows `t` of a source that a caller may see, and its parameters, whose names begin with
+    `scope_`."""
 
     condition: str
     parameters: Row
 
 
 def every_row(_: Caller) -> Visible:
-    """For rows that callers of every scope see."""
+    """Return the condition for lists whose rows callers of every scope see."""
     return Visible("true", {})
 
 
 class Where(NamedTuple):
-    """The SQL condition of a filter; without it a filter compares the column of its name. `otherwise` is the condition
-    where the filter is not given."""
+    """The SQL condition of a filter; a filter without it compares the column of its name. `otherwise` is the condition
+    that applies if the filter is not given."""
 
     condition: str
     otherwise: str = ""
@@ -52,8 +56,9 @@ class Filters(BaseModel):
 
 @dataclass(frozen=True)
 class Listing:
-    """`order` names columns of `row`, the last of them unique; `-` before a name is descending, and NULL comes last.
-    `within` names path parameters that are columns of the source: ids, and in `named` texts."""
+    """The declaration of a list. `order` names columns of `row`, the last of them unique; `-` before a name is
+    descending, and NULL comes last. `within` names path parameters that are columns of the source and hold ids, `named`
+    those that hold texts."""
 
     name: str  # of the rows in the answer
     row: type[Shape]
@@ -98,7 +103,7 @@ async def read_page(
     offset: int = 0,
     cursor: str | None = None,
 ) -> Row:
-    """Return one page as it is answered. `given` has the filters and the path parameters."""
+    """Read one page of a list, in the form of its answer. `given` has the filters and the path parameters."""
     conditions, parameters = listing.conditions(given), {**given, "tenant": caller.tenant}
     if not listing.every_tenant:
         conditions.append("t.tenant_id = %(tenant)s")
@@ -110,13 +115,24 @@ async def read_page(
         conditions, parameters = [*conditions, after], {**parameters, **values}
     statement = _statement(listing, conditions)
     try:
-        rows = await fetch_all(connection, dict, statement, {**parameters, "limit": limit + 1, "offset": offset})
+        rows = await _fetched(connection, statement, {**parameters, "limit": limit + 1, "offset": offset})
     except psycopg.DataError as error:  # a value in the cursor is not of its column's type
         raise error if cursor is None else cursors.foreign() from error
     more, rows = len(rows) > limit, rows[:limit]
     following = cursors.made(listing.row, listing.order, rows[-1]) if more else None
     rows = rows if listing.shown is None else [listing.shown(row) for row in rows]
     return {listing.name: with_ids_as_text(rows), "limit": limit, "offset": offset, "next_cursor": following}
+
+
+async def _fetched(connection: Connection, statement: str, parameters: Row) -> list[Row]:
+    """Fetch rows a few at a time, with the loop free in between: the conversion of large rows takes a while."""
+    rows: list[Row] = []
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(statement, parameters)
+        while len(some := await cursor.fetchmany(ROWS_AT_ONCE)) == ROWS_AT_ONCE:
+            rows += some
+            await asyncio.sleep(0)
+    return rows + some
 
 
 def _statement(listing: Listing, conditions: Sequence[str]) -> str:

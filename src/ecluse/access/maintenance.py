@@ -1,5 +1,6 @@
-"""Maintenance that an administrator asks for over HTTP and that takes longer than a request: the erasure of a tenant,
-and a sweep of retention at once. The request is stored; a scheduler carries it out, and after a crash goes on."""
+"""Maintenance that takes longer than a request: what an administrator asks for over HTTP, the erasure of a tenant and a
+sweep of retention at once; and what a migration leaves to a process that has the key, the sealing of webhook URLs. The
+request is stored; a scheduler carries it out, and after a crash goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from ecluse.access import audit_trail, tenants
+from ecluse.access import audit_trail, sealing, tenants
+from ecluse.access.refusals import SYSTEM
+from ecluse.access.secrets import Secrets
 from ecluse.base.errors import Conflict
 from ecluse.base.trace_files import TraceFolder
 from ecluse.db.connect import Connection, Pool
@@ -37,6 +40,9 @@ TENANT = (
     Erasure("idempotency keys", "idempotency_keys", OF_TENANT),
     Erasure("counts of requests", "transcription_requests", OF_TENANT),
     Erasure("paid results", "speech_results", OF_TENANT),
+    Erasure("budgets", "budgets", OF_TENANT),
+    Erasure("costs of paid calls", "paid_calls", OF_TENANT),
+    Erasure("totals of costs", "spend_totals", OF_TENANT),
     Erasure("audits", "audits", OF_TENANT),
     Erasure("fiches", "fiche_cache", OF_TENANT),
     Erasure("instants of schedules", "schedule_slots", OF_TENANT),
@@ -50,6 +56,8 @@ TENANT = (
     Erasure("audit configs", "audit_configs", OF_TENANT),
     Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
     Erasure("connections", "connections", OF_TENANT),
+    Erasure("mail addresses", "mail_addresses", OF_TENANT),
+    Erasure("counts of mails", "mail_counts", OF_TENANT),
     Erasure("listeners", "realtime_interests", OF_TENANT),
     Erasure("realtime apps", "realtime_apps", OF_TENANT),
     Erasure("lanes", "lanes", OF_TENANT),
@@ -71,13 +79,14 @@ ASKED = "SELECT what, subject, asked_by FROM maintenance ORDER BY asked_at"
 
 
 class Asked(NamedTuple):
-    what: Literal["prune", "erase tenant"]
+    what: Literal["prune", "erase tenant", "seal urls"]
     subject: str  # the tenant, or nothing
     asked_by: str
 
 
 async def ask(connection: Connection, what: str, subject: str, by: str) -> bool:
-    """Store the request in the caller's transaction; return False if it has been asked for already."""
+    """Store the request in the caller's transaction and wake the schedulers; return False if the same request is stored
+    already."""
     asked = (await connection.execute(ASK, (what, subject, by))).rowcount == 1
     await connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
     return asked
@@ -93,13 +102,14 @@ async def refuse_open_runs(connection: Connection, tenant: str) -> None:
 
 
 async def foresee(connection: Connection, tenant: str) -> Counter[str]:
-    """Count what the erasure of the tenant would remove."""
+    """Count the rows that the erasure of the tenant would remove, by kind."""
     return await erasure.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
 
 async def ask_for_erasure(connection: Connection, tenant: str, by: str) -> bool:
-    """Disable the tenant, so that no run of it is started, and have its rows erased. A run that was started at the same
-    moment delays the erasure until its end."""
+    """Disable the tenant, so that no run of it is started, and request the erasure of its rows; return False if that
+    was requested before. Raise Conflict if it has open runs; a run that is started at the same moment delays the
+    erasure until its end."""
     await tenants.set_disabled(connection, tenant, True)
     await connection.execute(NAMELESS, (tenant,))
     await refuse_open_runs(connection, tenant)
@@ -111,26 +121,31 @@ async def erase_rows(
     flows: Mapping[str, Flow],
     folders: Mapping[str, TraceFolder],
     tenant: str,
-    tell: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
-    """Erase the rows of a disabled tenant, and the log files of its runs on this host."""
+    """Erase the rows of a disabled tenant, and the log files of its runs on this host; return the number of rows by
+    table."""
     runs = await fetch_rows(connection, OF_FLOWS, (tenant, list(folders)))
     files = sum(folders[name].erase(run) for name, run in runs)
-    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, tell, pace)
+    done = await erasure.delete_tenant(connection, flows, tenant, TENANT, pace)
     done["log files"] = files
     return done
 
 
-def job(flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder]) -> Job:
-    """Return the job of schedulers that does what was asked for, one process at a time."""
+def job(
+    flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder], secrets: Secrets | None
+) -> Job:
+    """Return the job of schedulers that does what was asked for, one process at a time. Without `secrets` URLs are left
+    to a process that has the key."""
 
     async def run(pool: Pool) -> None:
         async with pool.connection() as connection:
             for asked in await fetch_all(connection, Asked, ASKED):
+                if asked.what == "seal urls" and secrets is None:
+                    continue
                 async with sweep.alone(connection) as mine:
                     if mine:
-                        await _do(connection, flows, rules, folders, asked)
+                        await _do(connection, flows, rules, folders, secrets, asked)
 
     return Job("maintenance", EVERY_SECONDS, run, channels=[CHANNEL], roles=frozenset({"scheduler"}))
 
@@ -140,23 +155,29 @@ async def _do(
     flows: Mapping[str, Flow],
     rules: Sequence[Rule],
     folders: Mapping[str, TraceFolder],
+    secrets: Secrets | None,
     asked: Asked,
 ) -> None:
     try:
-        if asked.what == "prune":
+        if asked.what == "seal urls":
+            done = await sealing.seal_urls(connection, secrets) if secrets is not None else Counter()
+            tenant, action, subject = SYSTEM, "secrets.seal", "webhook URLs"
+        elif asked.what == "prune":
             pruned = await sweep.prune(connection, flows, rules)
             done = Counter({one.rule.kind.name: one.rows.total() for one in pruned})
             tenant, action, subject = tenants.DEFAULT, "retention.pruned", "retention"
         else:
-            done = await erase_rows(connection, flows, folders, asked.subject, lambda _, __: None, Pace())
+            done = await erase_rows(connection, flows, folders, asked.subject, Pace())
             tenant, action, subject = asked.subject, "tenant.erased", f"tenant:{asked.subject}"
     except (Busy, Stuck) as error:
-        log.warning("maintenance goes on later", what=asked.what, subject=asked.subject, error=str(error))
+        log.warning(
+            "maintenance: postponed, will continue later", what=asked.what, subject=asked.subject, error=str(error)
+        )
         return
     async with connection.transaction():
         await connection.execute("DELETE FROM maintenance WHERE what = %s AND subject = %s", asked[:2])
         await audit_trail.record(connection, tenant, asked.asked_by, action, subject, in_words(done))
-    log.info("maintenance done", what=asked.what, subject=asked.subject, rows=done.total())
+    log.info("maintenance: done", what=asked.what, subject=asked.subject, rows=done.total())
 
 
 def in_words(counted: Counter[str]) -> str:

@@ -1,7 +1,8 @@
 """Permissions that a route may require, and the roles that have them: a permission is `area.read` or `area.write`, a
 role is a set of permissions.
 
-A viewer reads, an operator also acts, an admin also administers keys and tenants, reads the audit trail and erases.
+A viewer reads, an operator also acts, an admin also administers keys, tenants and budgets, reads the audit trail
+and erases.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ WORKED_ON = (
 )
 ADMINISTERED = ("keys", "tenants", "erasure", "retention")
 
-READS = frozenset({"me.read", *(f"{area}.read" for area in WORKED_ON)})
+READS = frozenset({"me.read", "budgets.read", *(f"{area}.read" for area in WORKED_ON)})
 WRITES = frozenset(f"{area}.write" for area in WORKED_ON)
 ADMINISTRATION = frozenset(
-    {"trail.read", "doctor.read", *(f"{area}.{verb}" for area in ADMINISTERED for verb in ("read", "write"))}
+    {
+        "trail.read",
+        "doctor.read",
+        "budgets.write",
+        *(f"{area}.{verb}" for area in ADMINISTERED for verb in ("read", "write")),
+    }
 )
 
 ROLES = {"viewer": set(READS), "operator": set(READS | WRITES), "admin": set(READS | WRITES | ADMINISTRATION)}
@@ -32,6 +38,7 @@ PERMISSIONS = ROLES["admin"]
 
 
 def add_area(area: str) -> None:
-    """Add an area that a package brings: viewers read it, operators and admins also act in it."""
+    """Add an area of permissions that a package brings: viewers get its read permission, operators and admins read and
+    write."""
     for role, granted in ROLES.items():
         granted |= {f"{area}.read"} if role == "viewer" else {f"{area}.read", f"{area}.write"}

@@ -1,7 +1,7 @@
 """Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row cannot be decrypted.
 
 The key comes from the environment or a file, never from the database. Each row stores the id of the key it was sealed
-with: a process with another key refuses to start instead of failing at the first use.
+with: a process without that key refuses to start instead of failing at the first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from ecluse.db.query import fetch_column, fetch_row
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
-MAKE_ONE = "Make one with `openssl rand -base64 32`, and keep it apart from the database."
+MAKE_ONE = (
+    "Create one with `openssl rand -base64 32`, set it as ECLUSE_SECRET_KEY, and keep it apart from the database."
+)
 
 GET = "SELECT key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = %s"
 PUT = """
@@ -36,25 +38,39 @@ ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = ex
 
 
 class Secrets:
-    def __init__(self, key: bytes) -> None:
-        self.key_id = hashlib.sha256(b"ecluse key id" + key).hexdigest()[:16]
-        self._cipher = AESGCM(key)
+    """Sealed secrets. `key` seals and opens; `old` opens as well, while the key is being replaced."""
+
+    def __init__(self, key: bytes, old: bytes | None = None) -> None:
+        self._ciphers = {_id_of(one): AESGCM(one) for one in (key, old) if one is not None}
+        self.key_ids = tuple(self._ciphers)  # the current one first
+        self.key_id = self.key_ids[0]
+
+    @property
+    def has_old(self) -> bool:
+        return len(self.key_ids) > 1
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None:
-        nonce = os.urandom(NONCE_BYTES)
-        sealed = self._cipher.encrypt(nonce, value.encode(), _bound_to(tenant, name))
-        await connection.execute(PUT, (tenant, name, self.key_id, nonce, sealed))
+        await connection.execute(PUT, (tenant, name, *self.sealed(tenant, name, value)))
 
     async def get(self, connection: Connection, tenant: str, name: str) -> str:
         row = await fetch_row(connection, GET, (tenant, name))
         if row is None:
             raise NotFound(f"tenant {tenant} has no secret {name!r}")
-        check_fits(self, [row[0]])
+        return self.opened(tenant, name, *row)
+
+    def sealed(self, tenant: str, name: str, value: str) -> tuple[str, bytes, bytes]:
+        """Return the id of the key, the nonce and the ciphertext."""
+        nonce = os.urandom(NONCE_BYTES)
+        return self.key_id, nonce, self._ciphers[self.key_id].encrypt(nonce, value.encode(), _bound_to(tenant, name))
+
+    def opened(self, tenant: str, name: str, key_id: str, nonce: bytes, ciphertext: bytes) -> str:
+        check_fits(self, [key_id])
         try:
-            return self._cipher.decrypt(row[1], row[2], _bound_to(tenant, name)).decode()
+            return self._ciphers[key_id].decrypt(nonce, ciphertext, _bound_to(tenant, name)).decode()
         except InvalidTag as error:
             raise SetUpError(
-                f"Secret {name!r} of tenant {tenant} was not sealed as what it is stored as: put it again."
+                f"Secret {name!r} of tenant {tenant} cannot be decrypted: it was altered, or copied from another name "
+                "or tenant. Store it again."
             ) from error
 
 
@@ -68,16 +84,19 @@ async def names(connection: Connection, tenant: str) -> list[str]:
 
 
 def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
-    """Raise SetUpError if secrets were sealed with other keys than the one here; `stored` are the ids of those keys."""
+    """Raise SetUpError if stored secrets were encrypted with another key than the one here, or there is no key here.
+    `stored`: the ids of the keys they were encrypted with."""
     if secrets is None and (others := sorted(stored)):
         raise SetUpError(
-            f"Secrets are stored, sealed with key {', '.join(others)}, and there is no key here: set ECLUSE_SECRET_KEY "
-            "or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
-        )
-    if secrets is not None and (others := sorted(set(stored) - {secrets.key_id})):
-        raise SetUpError(
-            f"Secrets are stored that were sealed with key {', '.join(others)}; the key here is {secrets.key_id}. Set "
+            f"Secrets are stored, encrypted with key {', '.join(others)}, and there is no key here: set "
             "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
+        )
+    if secrets is not None and (others := sorted(set(stored) - set(secrets.key_ids))):
+        here = f"the key here is {secrets.key_id}" + (f", the old one {secrets.key_ids[1]}" if secrets.has_old else "")
+        raise SetUpError(
+            f"Secrets are stored that were sealed with key {', '.join(others)}; {here}. Nothing was changed. Set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with; while the key is being "
+            "replaced, ECLUSE_SECRET_KEY_OLD or ECLUSE_SECRET_KEY_OLD_FILE."
         )
 
 
@@ -99,13 +118,13 @@ def key_file(path: Path) -> bytes:
 
 
 def made_once(path: Path) -> bytes:
-    """Return the key in this file; create it if it is missing. Replicas that start together end up with the same key:
-    the file appears complete or not at all."""
+    """Return the key in this file; create it if it is missing. Replicas that start together get the same key: the file
+    appears complete or not at all."""
     if not path.exists():
         try:
             _make(path)
         except OSError as error:
-            raise SetUpError(f"A secret key cannot be made at {path}: {error.strerror}. {MAKE_ONE}") from error
+            raise SetUpError(f"A secret key cannot be created at {path}: {error.strerror}. {MAKE_ONE}") from error
     return key_file(path)
 
 
@@ -123,6 +142,10 @@ def _make(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _id_of(key: bytes) -> str:
+    return hashlib.sha256(b"ecluse key id" + key).hexdigest()[:16]
 
 
 def _bound_to(tenant: str, name: str) -> bytes:

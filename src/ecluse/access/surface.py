@@ -1,6 +1,6 @@
-"""What a part of Ecluse shows and lets people do, declared once: listings, reads and operations. A declaration is a
-route and its entry in the OpenAPI document; the command line is made from that document (`x-command`), and so are the
-forms of the pages.
+"""The surface of a part of Ecluse, declared once: listings, reads and operations. A declaration is a route and its
+entry in the OpenAPI document; the command line is made from that document (`x-command`), and so are the forms of the
+pages.
 
     surface = Surface("audits")
     surface.listing("/api/audits", AUDITS, list_audits="List audits, the newest first.", command=Command("audits list"))
@@ -17,21 +17,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
-from ecluse.access import door, idempotency, permissions
+from ecluse.access import answers, door, idempotency, permissions
 from ecluse.access.changes import record
 from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import as_json, request_id
+from ecluse.access.envelope import request_id
 from ecluse.access.idempotency import Answer
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
-from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, text_in_path
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine.kit import Kit
@@ -42,8 +40,9 @@ F = TypeVar("F", bound=Function)
 
 
 class Noun(NamedTuple):
-    """Marks what a part of a path names: `Annotated[int, Noun("run")]` is an id, and text that cannot be one is not
-    found. `find(look, text)` returns the value of other names, or refuses them."""
+    """Annotation of a path parameter with the kind of record that it names: `Annotated[int, Noun("run")]` is an id, and
+    text that is not an id is answered with 404. `find(look, text)` returns the value of other names, or refuses
+    them."""
 
     name: str
     find: Callable[[Look, str], Awaitable[Any]] | None = None
@@ -51,8 +50,8 @@ class Noun(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """How the command line offers a route. Path parameters and `arguments`, fields of the body, are given by place, all
-    other fields as options."""
+    """The command of a route on the command line. Path parameters and `arguments`, which are fields of the body, are
+    positional; all other fields are options."""
 
     name: str  # the words after `ecluse`
     columns: Sequence[str] = ()  # of its table; by default all that are no objects
@@ -66,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a caller has asked for, before the database is asked."""
+    """The request of a caller, before the database is asked."""
 
     request: Request
 
@@ -84,7 +83,7 @@ class Asked:
 
     @property
     def state(self) -> Any:
-        """What the composition root has put together for routes."""
+        """The objects that the composition root has put into the application's state."""
         return self.request.app.state
 
     @property
@@ -101,18 +100,27 @@ class Look(Asked):
 
 @dataclass(frozen=True)
 class Act(Look):
-    """An operation by a caller, in one transaction."""
+    """The context of an operation: as of a read, and the answer to give. It runs in one transaction."""
 
     answer: dict[str, Any]  # `status`, and `once`: fields of the answer that are not kept for a repetition
     before: Any = None  # what the operation's `before` returned
 
     def answers(self, status: int, **once: Any) -> None:
-        """Answer with this status; the fields in `once` are in the first answer only."""
+        """Set the status of the answer. `once`: fields that only the first answer has, not its repetition under the
+        same Idempotency-Key."""
         self.answer.update(status=status, once=once)
 
     def changes_nothing(self) -> None:
-        """Leave this operation out of the audit trail."""
+        """Write no row to the audit trail for this operation."""
         self.answer["recorded"] = False
+
+    def charge(self, cost: int) -> None:
+        """Count what this operation costs beyond an ordinary one; raise Refused if the caller's limit is used up."""
+        self.state.limits.charge(self.caller, cost)
+
+    async def require_room(self, name: str) -> None:
+        """Raise Refused if the tenant has as many of these as allowed; `name` is in `limits.COUNTED`."""
+        await self.state.limits.require_room(self.connection, self.tenant, name)
 
     @property
     def idempotency_key(self) -> str | None:
@@ -120,7 +128,7 @@ class Act(Look):
 
 
 class Declared(NamedTuple):
-    """An operation as forms need it."""
+    """A declared operation, as the forms of the pages need it."""
 
     function: Function
     path: str
@@ -131,7 +139,8 @@ class Declared(NamedTuple):
 
 
 class Surface:
-    """The routes of one part. `area`: a new area of permissions, `{area}.read` and `{area}.write`, that it brings."""
+    """The declared routes of one part of the API. `area`: a new area of permissions that it brings, `{area}.read` and
+    `{area}.write`."""
 
     def __init__(self, tag: str, *, area: str | None = None) -> None:
         if area is not None:
@@ -149,12 +158,11 @@ class Surface:
         command: Command | None = None,
         **described: str,
     ) -> None:
-        """Add the route of a list. `described` is its name and its description. `check(look, …)` takes the parameters
-        of the path and the filters that it names; it raises NotFound if what the list is of does not exist, and may
-        return fields of the answer that stand beside the rows, and further parameters for the conditions and the source
-        of the listing. `refuses`: error codes of its own, as of reads and operations."""
+        """Add the route of a list; `described` is its name and its description. `check(look, …)` takes the path
+        parameters and filters that it names; it raises NotFound if the record that the list belongs to does not exist,
+        and may return further fields of the answer, and parameters for the conditions and the source of the listing.
+        `refuses`: error codes of its own, as for reads and operations."""
         nouns = {one: Noun(one.removesuffix("_id").replace("_", " ")) for one in listing.within}
-        nouns |= {one: Noun(one, partial(_text, one)) for one in listing.named}
         nouns |= {} if check is None else _nouns(_parameters(check))
         checked = list(inspect.signature(check).parameters)[1:] if check is not None else []
         hints = get_type_hints(listing.filters, include_extras=True)
@@ -168,6 +176,7 @@ class Surface:
         ((rows.__name__, rows.__doc__),) = described.items()
         parameters = [
             *(_parameter(one, Annotated[str, noun]) for one, noun in nouns.items()),
+            *(_parameter(one, str) for one in listing.named),
             *(_parameter(one, hints[one], found.default) for one, found in listing.filters.model_fields.items()),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]
@@ -184,7 +193,7 @@ class Surface:
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
-        """Declare `async def name(look, …)`: its parameters are those of the path and the query."""
+        """Declare a read, a function `async def name(look, …)`: its parameters are those of the path and the query."""
 
         def declare(function: F) -> F:
             extra = door.needs(needs, narrowed=narrowed, refuses=refuses) | _as_extra(command)
@@ -209,10 +218,10 @@ class Surface:
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
-        """Declare `async def name(act, …, body)`. `subject` names in the audit trail what was changed, with fields of
-        the path and the answer; `action` None is for what leaves no row there. `also`: other statuses, and what each
-        means. `before(asked, …, body)` is called before the transaction begins, for calls to a vendor; it gets the
-        parameters of the path as text."""
+        """Declare an operation, a function `async def name(act, …, body)`. `subject` names the changed record in the
+        audit trail, with fields of the path and the answer; `action` None: no row is written there. `also`: other
+        statuses of the answer, with the meaning of each. `before(asked, …, body)` is called before the transaction
+        begins, for calls to a vendor; it gets the parameters of the path as text."""
 
         def declare(function: F) -> F:
             async def call(request: Request, **given: Any) -> Response:
@@ -221,13 +230,13 @@ class Surface:
                 async def do(connection: Connection) -> Answer:
                     answer = {"status": status, "once": {}, "recorded": action is not None}
                     act = Act(request, connection, answer, prepared)
-                    found = to_jsonable_python(id_as_text(await function(act, **await _found(act, nouns, given))))
+                    found = id_as_text(await function(act, **await _found(act, nouns, given)))
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)
                         await record(connection, request, action, subject.format(**{**given, **found}), reason)
                     return Answer(act.answer["status"], found, act.answer["once"])
 
-                return await idempotency.once(request, kit_of(request).pool, do)
+                return await idempotency.once(request, do)
 
             parameters = _parameters(function)
             nouns = _nouns(parameters)
@@ -249,7 +258,7 @@ class Surface:
                 look = Look(request, connection)
                 return id_as_text(await function(look, **await _found(look, nouns, given)))
 
-            return as_json(await reads_of(request)(ask))
+            return await answers.answer(request, await reads_of(request)(ask))
 
         self._add("GET", path, endpoint, function, parameters, extra, answer)
 
@@ -276,15 +285,11 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
 
 
 def _parameters(function: Function) -> Parameters:
-    """Return the parameters of a function but its first; those in the path are given as text."""
+    """Return the parameters of a function without its first one; those in the path are given as text."""
     hints = get_type_hints(function, include_extras=True)
     given = list(inspect.signature(function).parameters.values())[1:]
     found = [_parameter(one.name, hints[one.name], one.default) for one in given]
     return [one.replace(annotation=Annotated[str, *_noun(one)]) if _noun(one) else one for one in found]
-
-
-async def _text(noun: str, _: Look, text: str) -> str:
-    return text_in_path(noun, text)
 
 
 def _noun(parameter: inspect.Parameter) -> list[Noun]:
@@ -296,7 +301,7 @@ def _nouns(parameters: Parameters) -> dict[str, Noun]:
 
 
 async def _found(look: Look, nouns: Mapping[str, Noun], given: Mapping[str, Any]) -> Row:
-    """Return the given parameters, those of the path as what they name."""
+    """Return the given parameters, with those of the path converted to the value that they name."""
     found = dict(given)
     for name, noun in nouns.items():
         found[name] = number(noun.name, given[name]) if noun.find is None else await noun.find(look, given[name])

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import HTTPConnection
 
 from ecluse.base.errors import NotFound
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
+from ecluse.db.shares import Writes
 from ecluse.engine.kit import Kit
 
 LARGEST_ID = 2**63 - 1
@@ -23,20 +25,20 @@ LARGEST_ID = 2**63 - 1
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"0|[1-9][0-9]{0,18}", value):
-        raise ValueError("a whole number in plain digits")
+        raise ValueError("must be a whole number in plain digits")
     return value
 
 
 def _storable(value: str) -> str:
     if "\x00" in value:
-        raise ValueError("text without NUL bytes")
+        raise ValueError("must be text without NUL bytes")
     return value
 
 
-Limit = Annotated[int, Query(ge=1, le=200, description="How many rows to answer at most."), BeforeValidator(_plain)]
-Offset = Annotated[
-    int, Query(ge=0, le=1_000_000, description="How many rows to leave out first."), BeforeValidator(_plain)
+Limit = Annotated[
+    int, Query(ge=1, le=200, description="Maximum number of rows in the answer."), BeforeValidator(_plain)
 ]
+Offset = Annotated[int, Query(ge=0, le=1_000_000, description="Number of rows to skip."), BeforeValidator(_plain)]
 Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first; `desc`: the newest first.")]
 Instant = Annotated[
     datetime | None,
@@ -55,7 +57,7 @@ class Body(BaseModel):
 
 
 class Shape(BaseModel):
-    """Base of the models that describe answers in the OpenAPI document. Answers are not built through them; tests
+    """Base of the models that describe answers in the OpenAPI document. Answers are not built from these models; tests
     compare the two."""
 
     model_config = ConfigDict(extra="forbid")
@@ -76,7 +78,7 @@ class Standing(Shape):
     successful: int
     failed: int
     ignored: int
-    cancelled: int = Field(description="Of `failed`: never finished, because the run was cancelled.")
+    cancelled: int = Field(description="The part of `failed` that the cancelled run never finished.")
 
 
 class StageRow(Shape):
@@ -85,7 +87,7 @@ class StageRow(Shape):
     done: int
     failed: int
     ignored: int
-    unfinished: int = Field(description="What the end of the run left undone.")
+    unfinished: int = Field(description="Items that were open when the run ended.")
     in_flight: int
     waiting: int
     round: int
@@ -104,7 +106,7 @@ class Deleted(Shape):
 
 class Fire(Shape):
     at: datetime
-    mark: str | None = Field(description="What a change of the clocks, or the execution window, does to it.")
+    mark: str | None = Field(description="Note if a clock change or the execution window moves it.")
 
 
 class SlotRow(Shape):
@@ -119,7 +121,7 @@ def number(noun: str, text: str) -> int:
     """Parse an id from a path; raise NotFound for text that cannot be an id, as for an id that does not exist."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
         return int(text)
-    raise NotFound(f"there is no {noun} {storable(text, 50)}")
+    raise NotFound(f"There is no {noun} {storable(text, 50)}.")
 
 
 class TextConvertor(Convertor[str]):
@@ -136,13 +138,6 @@ class TextConvertor(Convertor[str]):
 
 
 register_url_convertor("text", TextConvertor())
-
-
-def text_in_path(noun: str, text: str) -> str:
-    """Return text from a path; raise NotFound for text that cannot be stored, as for text that no row has."""
-    if "\x00" in text:
-        raise NotFound(f"there is no {noun} {storable(text, 50)}")
-    return text
 
 
 def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
@@ -164,5 +159,12 @@ def kit_of(request: Request) -> Kit:
 
 
 def reads_of(request: Request) -> Reads:
+    """Return the reads of the caller's tenant; callers without a key have one share together."""
     reads: Reads = request.app.state.reads
-    return reads
+    caller = getattr(request.state, "caller", None)
+    return reads.of("" if caller is None else caller.tenant)
+
+
+def writes_of(request: HTTPConnection) -> Writes:
+    writes: Writes = request.app.state.writes
+    return writes

@@ -1,6 +1,6 @@
 """The HTTP API: runs, schedules and leases of every flow, the routes of the flows, notifications and realtime. Routes
 are thin; each declares the permission it needs and answers with rows as JSON. The models in `shapes.py` only describe
-the answers; answers are not validated against them while serving."""
+the answers, which are not validated against them while serving."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
+from ecluse.access.refusals import Refusals
 from ecluse.access.surface import Surface
-from ecluse.api import erasure, events, keys, lanes, outcomes, pusher, runs, targets, trail, upkeep
+from ecluse.api import budgets, erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
+from ecluse.api.addresses import surface as addresses
 from ecluse.api.deliveries import surface as deliveries
 from ecluse.api.document import describe
 from ecluse.api.endpoints import surface as endpoints
@@ -22,8 +24,9 @@ from ecluse.api.realtime import surface as realtime
 from ecluse.api.redrives import surface as redrives
 from ecluse.api.schedules import surface as schedules
 from ecluse.db.connect import pool
-from ecluse.db.pools import READING
+from ecluse.db.pools import KEYS, READING, WRITING, share
 from ecluse.db.reads import READ_SETTINGS, Reads
+from ecluse.db.shares import Shares, Writes
 from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
@@ -36,8 +39,8 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     flows = (connections, fiches, transcriptions, audits, automation)
-    own = [one.surface for one in (runs, targets, lanes, keys, trail, erasure, upkeep)]
-    of_notify = (endpoints, deliveries)
+    own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
+    of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
     parts: list[Any] = [me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify, realtime, events, pusher]
     for part in [*parts, *others]:
@@ -54,9 +57,18 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
 
 @asynccontextmanager
 async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
-    """Open what the routes need besides the kit: the pool for quick reads, and the cache of API keys."""
-    async with pool(kit.dsn, size=min(READING, kit.db_pool), settings=READ_SETTINGS, checked=False) as quick:
-        app.state.reads = Reads(quick, kit.pool)
-        app.state.keys = keys = Keys(app.state.reads, kit.pool, kit.clock)
+    """Open the resources that the routes need besides the kit, for the duration of the context: pools for reads, writes
+    and keys, and the cache of API keys."""
+    reading, writing = min(READING, kit.db_pool), min(WRITING, kit.db_pool)
+    async with (
+        pool(kit.dsn, size=reading, settings=READ_SETTINGS, checked=False) as quick,
+        pool(kit.dsn, size=writing) as writes,
+        pool(kit.dsn, size=KEYS, settings=READ_SETTINGS, checked=False) as known,
+    ):
+        app.state.reads = Reads(quick, writes, Shares("reads_at_once", share(reading)))
+        app.state.writes = Writes(writes, Shares("writes_at_once", share(writing)))
+        app.state.keys = keys = Keys(Reads(known, writes), writes, kit.clock)
+        app.state.refusals = refusals = Refusals(writes)
         yield
+        await refusals.settle()
         await keys.settle()

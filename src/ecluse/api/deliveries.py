@@ -1,4 +1,4 @@
-"""Deliveries of notifications: the log of what was sent to which endpoint, and sending it again."""
+"""Deliveries of notifications: the log of messages sent to each endpoint, and their redelivery."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DeliveryRow(Shape):
     endpoint_id: Id | None
     kind: Literal["webhook", "mail"]
     recipient: str
-    message_id: str = Field(description="What a receiver sees as `webhook-id`: the same in every attempt.")
+    message_id: str = Field(description="The header `webhook-id`: the same in every attempt.")
     event_key: str
     event_type: str
     about_run_id: Id | None
@@ -50,8 +50,8 @@ class DeliveryAttempt(Shape):
 
 class DeliveryInFull(DeliveryRow):
     message: dict[str, Any]
-    attempts: list[DeliveryAttempt] = Field(description="Those that failed.")
-    result: dict[str, Any] | None = Field(description="What the receiver answered when it took it.")
+    attempts: list[DeliveryAttempt] = Field(description="The failed attempts.")
+    result: dict[str, Any] | None = Field(description="The receiver's answer when it accepted the message.")
 
 
 OfEndpoint = Annotated[
@@ -104,7 +104,7 @@ async def show_delivery(look: Look, delivery_id: DeliveryNumber) -> Row:
     answer=Begun,
     action="delivery.redeliver",
     subject="delivery:{delivery_id}",
-    refuses=("ENDPOINT_OFF", "STILL_PENDING"),
+    refuses=("ENDPOINT_OFF", "STILL_PENDING", "CONFLICT"),
     command=Command("notifications deliveries redeliver"),
 )
 async def redeliver(act: Act, delivery_id: DeliveryNumber) -> Row:
@@ -117,6 +117,6 @@ async def redeliver(act: Act, delivery_id: DeliveryNumber) -> Row:
         due = (await log.show_delivery(act.connection, act.tenant, started.run.id))["next_attempt_at"]
         later = due is not None and due > act.kit.clock.now()
         when = f"at {due.isoformat(timespec='seconds')}" if later else "now"
-        told = f"This is still on its way, as delivery {started.run.id}: its next attempt is due {when}."
+        told = f"The message is still being delivered, as delivery {started.run.id}: its next attempt is due {when}."
         raise Refused(409, "STILL_PENDING", told)
     return {"deliveries": [str(started.run.id)]}

@@ -1,6 +1,6 @@
 """The OpenAPI document. FastAPI describes the requests and the successful answers; the errors of each operation, which
-follow from what its route is and declares, are added here. Client generators read this document: names are unique and
-readable, and every status has a shape."""
+follow from the kind of its route and its declaration, are added here. Client generators read this document: names are
+unique and readable, and every status has a shape."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _complete(operation: dict[str, Any], codes: list[str]) -> None:
 
 
 def _name_forms(document: dict[str, Any]) -> None:
-    """Rename the schemas that FastAPI makes of the fields of forms, `Body_authorise` to `AuthoriseForm`."""
+    """Rename the schemas that FastAPI makes of forms, such as `Body_authorise` to `AuthoriseForm`."""
     schemas = document["components"]["schemas"]
     named = {name: f"{to_pascal(name.removeprefix('Body_'))}Form" for name in schemas if name.startswith("Body_")}
     for old, new in named.items():

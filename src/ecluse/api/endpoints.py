@@ -1,5 +1,5 @@
-"""Notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when it is made
-or rotated; every change is recorded in the audit trail."""
+"""Routes of notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when
+it is created or rotated; every change is recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape
+from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import partial_of
 from ecluse.db.query import Row
-from ecluse.notify import dispatch, endpoints
-from ecluse.notify.endpoints import old_secret_name, secret_name
+from ecluse.notify import addresses, dispatch, endpoints
+from ecluse.notify.endpoints import old_secret_name, secret_name, url_name
 from ecluse.notify.rules import PATTERN, MailAddress, why_refused
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup
@@ -70,7 +70,7 @@ class NewMail(Subscription):
 
 @partial_of(Subscription)
 class ChangedEndpoint(Body):
-    """Fields that are left out stay as they are."""
+    """Changes to an endpoint: fields that are left out stay as they are."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"events": ["*"], "is_active": False}]})
 
@@ -82,13 +82,13 @@ class EndpointRow(Shape):
     id: Id
     tenant_id: str
     kind: Literal["webhook", "mail"]
-    url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    url: str | None = Field(description="Its URL; path and query, which may be secret, are hidden.")
     addresses: list[str]
     events: list[str]
     description: str | None
     is_active: bool
     disabled_reason: str | None = Field(
-        description="Why it was switched off by itself: its receiver answered 410 Gone."
+        description="Why it was disabled automatically: its receiver answered 410 Gone."
     )
     created_at: datetime
     updated_at: datetime
@@ -96,14 +96,9 @@ class EndpointRow(Shape):
 
 class NewEndpoint(EndpointRow):
     secret: str | None = Field(
-        description="Of a webhook: what its signatures are made with (Standard Webhooks). Not shown again.",
+        description="Of a webhook: the secret of its signatures (Standard Webhooks). Not shown again.",
         examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
     )
-
-
-class DeletedEndpoint(Shape):
-    id: Id
-    deleted: Literal[True]
 
 
 class Begun(Shape):
@@ -141,28 +136,31 @@ async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
     status=201,
     action="endpoint.create",
     subject="endpoint:{id}",
-    refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "TOO_MANY_ENDPOINTS"),
+    refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED"),
     command=Command("notifications endpoints create", arguments=("kind",)),
 )
 async def create_endpoint(
     act: Act, body: Annotated[NewWebhook | NewMail, JsonBody(discriminator="kind", examples=EXAMPLES)]
 ) -> Row:
-    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again."""
+    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again. A mail
+    address is first sent a link that confirms it; until then it gets no other mail."""
     given = body.model_dump(exclude={"kind"})
     _check(act, given)
     keys = _secrets(act) if body.kind == "webhook" else None
     setup: Setup = act.state.notify
-    if body.kind == "mail" and setup.smtp is None:
-        raise Refused(409, "MAIL_NOT_CONFIGURED", "This server sends no mail: set SMTP_HOST and MAIL_FROM first.")
-    try:
-        row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
-    except endpoints.TooManyEndpoints as error:
-        most = f"A tenant has {endpoints.MOST} endpoints at most: delete one first."
-        raise Refused(409, "TOO_MANY_ENDPOINTS", most) from error
+    if body.kind == "mail" and (setup.smtp is None or setup.public_url is None):
+        unset = (
+            "SMTP_HOST and MAIL_FROM" if setup.smtp is None else "ECLUSE_PUBLIC_URL, for the link that confirms them,"
+        )
+        raise Refused(409, "MAIL_NOT_CONFIGURED", f"This server sends no mail to new addresses: set {unset} first.")
+    await act.require_room("endpoints")  # every event is matched against all of them
+    row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
     if keys is not None:
         secret = new_secret()
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), secret)
+        await keys.put(act.connection, act.tenant, url_name(row["id"]), given["url"])
         act.answers(201, secret=secret)
+    await addresses.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
 
@@ -173,10 +171,11 @@ async def create_endpoint(
     answer=EndpointRow,
     action="endpoint.change",
     subject="endpoint:{endpoint_id}",
+    refuses=("NO_SECRET_KEY",),
     command=Command("notifications endpoints update"),
 )
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
-    """Change the given fields of an endpoint, and only those."""
+    """Change an endpoint: only the given fields change."""
     # null means no change, but a description can be removed by it.
     given = body.model_dump(exclude_unset=True)
     changes = {name: value for name, value in given.items() if value is not None or name == "description"}
@@ -184,6 +183,9 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     if (other := "addresses" if kind == "webhook" else "url") in changes:
         raise InvalidInput(f"{other}: a {kind} endpoint has none")
     _check(act, changes)
+    if "url" in changes:
+        await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
+    await addresses.ask(act.connection, act.tenant, changes.get("addresses", ()))
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 
@@ -191,7 +193,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     "DELETE",
     OF_ENDPOINT,
     needs=WRITE,
-    answer=DeletedEndpoint,
+    answer=Deleted,
     action="endpoint.delete",
     subject="endpoint:{endpoint_id}",
     command=Command("notifications endpoints delete"),
@@ -199,9 +201,9 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
 async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
     await endpoints.delete(act.connection, act.tenant, endpoint_id)
-    for name in (secret_name(endpoint_id), old_secret_name(endpoint_id)):
+    for name in (secret_name(endpoint_id), old_secret_name(endpoint_id), url_name(endpoint_id)):
         await sealed.delete(act.connection, act.tenant, name)
-    return {"id": endpoint_id, "deleted": True}
+    return {"id": str(endpoint_id), "deleted": True}
 
 
 @surface.operation(
@@ -215,7 +217,7 @@ async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     command=Command("notifications endpoints rotate-secret"),
 )
 async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
-    """Make a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
+    """Create a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
     receiver can change over."""
     keys, secret = _secrets(act), new_secret()
     if (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"] != "webhook":
@@ -224,7 +226,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
     await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
     act.answers(200, secret=secret)
-    return {**endpoints.shown(await endpoints.rotated(act.connection, act.tenant, endpoint_id)), "secret": None}
+    return {**endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, {})), "secret": None}
 
 
 @surface.operation(
@@ -260,7 +262,7 @@ def _secrets(act: Act) -> Secrets:
         raise Refused(
             409,
             "NO_SECRET_KEY",
-            "Webhooks are signed, and there is no key here to seal their secrets with: set ECLUSE_SECRET_KEY or "
+            "Webhooks are signed, and there is no key here to seal URLs and secrets with: set ECLUSE_SECRET_KEY or "
             "ECLUSE_SECRET_KEY_FILE.",
         )
     return keys

@@ -1,4 +1,4 @@
-"""Erasure of personal data for good: a fiche of the caller's tenant, or a whole tenant."""
+"""Routes for the permanent erasure of personal data: a fiche of the caller's tenant, or a whole tenant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from ecluse.access import maintenance, tenants
 from ecluse.access.changes import record
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import Shape, text_in_path
+from ecluse.access.wire import Shape
 from ecluse.api.keys import administrators_only
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import Conflict
@@ -42,13 +42,13 @@ class ErasedFiche(Shape):
 
 class TenantErasure(Shape):
     tenant: str
-    rows: Counts = Field(description="Rows that are still there, by kind.")
-    asked_at: datetime | None = Field(description="Since when it is being erased; null: it is not, or it is done.")
+    rows: Counts = Field(description="Rows that still exist, by kind.")
+    asked_at: datetime | None = Field(description="When its erasure was requested; null: it was not, or it is done.")
 
 
 @surface.read("/api/erasure/fiches/{fiche_id:text}", needs="erasure.read", answer=FicheErasure, refuses=("RUN_OPEN",))
 async def preview_erasure_of_fiche(look: Look, fiche_id: FicheInPath) -> Row:
-    """Preview what the erasure of a fiche would remove. Refused while a run of it is open."""
+    """Preview the erasure of a fiche: the number of rows by kind, and its runs. Refused while a run of it is open."""
     found = await erasure.find(look.connection, look.tenant, fiche_id)
     await erasure.refuse_open_runs(look.connection, found)
     return {
@@ -88,9 +88,10 @@ def _erase_files(folders: Mapping[str, TraceFolder], found: erasure.Found) -> in
     "/api/erasure/tenants/{tenant}", needs="erasure.read", answer=TenantErasure, refuses=("CONFLICT", "RUN_OPEN")
 )
 async def preview_erasure_of_tenant(look: Look, tenant: str) -> Row:
-    """Preview what the erasure of a tenant would remove, or what is left of it. Only for admins of `default`."""
+    """Preview the erasure of a tenant, or show its progress: the number of rows that still exist, by kind. Only for
+    admins of the tenant `default`."""
     administrators_only(look)
-    return await _standing(look, text_in_path("tenant", tenant))
+    return await _standing(look, tenant)
 
 
 @surface.operation(
@@ -106,11 +107,11 @@ async def preview_erasure_of_tenant(look: Look, tenant: str) -> Row:
 )
 async def erase_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG001 - its reason is recorded
     """Disable a tenant and erase all its rows for good; its audit trail stays. Refused while a run of it is open. A
-    scheduler does it in batches: `GET` shows what is left."""
+    scheduler does it in batches: `GET` shows the rows that are left."""
     administrators_only(act)
-    await tenants.require(act.connection, text_in_path("tenant", tenant))
+    await tenants.require(act.connection, tenant)
     if tenant == act.tenant:
-        raise Conflict("This is the tenant of this request's key.")
+        raise Conflict(f"Tenant {tenant} cannot be erased: the key of this request belongs to it.")
     await maintenance.ask_for_erasure(act.connection, tenant, act.caller.actor)
     return await _standing(act, tenant)
 

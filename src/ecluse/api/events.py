@@ -1,6 +1,6 @@
-"""`GET /api/events`: realtime events as a stream of server-sent events. A durable event has its place in the outbox as
-id: a client that reconnects with `Last-Event-ID` first gets the events published meanwhile. An ephemeral event has no
-id and is not sent again."""
+"""`GET /api/events`: realtime events as a stream of server-sent events. The id of a durable event is its position in
+the outbox: a client that reconnects with `Last-Event-ID` first gets the events published meanwhile. An ephemeral event
+has no id and is not sent again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
+from ecluse.access.limits import refused
 from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
 from ecluse.base.errors import InvalidInput
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
-from ecluse.realtime.hub import Listener, durable, is_realtime
+from ecluse.realtime.hub import UNAUTHORISED, Listener, durable, is_realtime
 from ecluse.realtime.stream import EventStream
 from ecluse.realtime.tail import Tail
 
@@ -39,10 +40,15 @@ async def stream_events(
     channel: Annotated[list[str], Query(max_length=MOST_CHANNELS, examples=[["private-fiche-171234"]])] = [],  # noqa: B006
     last_event_id: Annotated[
         str,
-        Header(alias="Last-Event-ID", description="The id of the last event received here.", examples=["171234"]),
+        Header(
+            alias="Last-Event-ID",
+            description="The id of the last event that the client has received.",
+            examples=["171234"],
+        ),
     ] = "",
 ) -> Response:
-    """Stream the events of these channels, or of the whole tenant (for `runs.read`, scope ALL) if none is given."""
+    """Stream the events of the given channels; without channels, all events of the tenant (needs `runs.read` and scope
+    ALL)."""
     realtime, caller = realtime_of(request), caller_of(request)
     last = _place(last_event_id)
     subjects = []
@@ -54,9 +60,9 @@ async def stream_events(
     if not channel and not _may_hear_all(caller):
         raise Refused(403, "FORBIDDEN", "This key may not listen to everything of its tenant: name the channels.")
     if realtime.hub.stopping:
-        raise Refused(503, "STOPPING", "This server stops: ask again.", {"Retry-After": "1"})
+        raise Refused(503, "STOPPING", "This server is stopping: connect again.", {"Retry-After": "1"})
     if realtime.pusher.full(caller.tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "Too many listen for this tenant already.", {"Retry-After": "10"})
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
     return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within)
 
 
@@ -69,12 +75,13 @@ def _place(given: str) -> int | None:
         return None
     if given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= LARGEST_ID:
         return int(given)
-    raise InvalidInput("Last-Event-ID is the id of an event received here, or left out")
+    raise InvalidInput("Last-Event-ID: must be the id of an event received here, or left out")
 
 
 class _Stream:
     def __init__(self, request: Request, subjects: Sequence[Subject], last: int | None) -> None:
-        """Stream the events of `subjects`; without subjects, all events of the tenant."""
+        """Prepare a stream of the events of `subjects`; without subjects, of all events of the tenant. `last` is the
+        position of the last event that the client has received."""
         self._request, self._subjects = request, subjects
         realtime = realtime_of(request)
         self._hub, self._tail, self._limits = realtime.hub, realtime.tail, realtime.limits
@@ -82,6 +89,7 @@ class _Stream:
         self._channels = frozenset(names or {WHOLE_TENANT})
         self._listener = Listener(caller_of(request).tenant, "sse")
         self._sent = last  # `seq` of the last durable event sent
+        self._checked_at = time.monotonic()  # the caller's key
 
     async def run(self) -> AsyncGenerator[bytes]:
         assert isinstance(self._tail, Tail)  # noqa: S101 - there is one where requests are answered
@@ -107,6 +115,8 @@ class _Stream:
         reads, tenant, full = reads_of(self._request), self._listener.tenant, self._limits.page
         page = full
         while page == full and self._listener.leave is None:
+            if not await self._still_welcome():
+                return
             after = self._sent or 0
             events = await reads(lambda c, after=after: read_published(c, after, tenant, full))  # type: ignore[misc]
             page = len(events)
@@ -122,18 +132,20 @@ class _Stream:
         return b""
 
     async def _live(self) -> AsyncGenerator[bytes]:
-        checked_at = time.monotonic()
         while True:
             if told := b"".join(self._not_sent()):
                 yield told
             if self._listener.leave is not None:
                 return
-            await self._listener.wait(self._limits.keep_alive)
-            if time.monotonic() >= checked_at + self._limits.keep_alive:
+            await self._listener.wait(max(0.0, self._check_at - time.monotonic()))
+            if time.monotonic() >= self._check_at:
                 if not await self._still_welcome():
                     return
-                checked_at = time.monotonic()
                 yield b": still here\n\n"
+
+    @property
+    def _check_at(self) -> float:
+        return self._checked_at + self._limits.keep_alive
 
     def _not_sent(self) -> list[bytes]:
         told = []
@@ -146,6 +158,15 @@ class _Stream:
         return told
 
     async def _still_welcome(self) -> bool:
+        """Return False, and end the stream, if its key may not listen any more; checked at intervals."""
+        if time.monotonic() < self._check_at:
+            return True
+        self._checked_at = time.monotonic()
+        if not await self._may_listen():
+            self._listener.disconnect(*UNAUTHORISED)
+        return self._listener.leave is None
+
+    async def _may_listen(self) -> bool:
         _, _, key = self._request.headers["authorization"].partition(" ")
         caller = await self._request.app.state.keys.find(key)
         if caller is None or caller.disabled:

@@ -1,5 +1,5 @@
-"""The flow of a run or a schedule: it must be loaded here, and a caller needs the permission of its area, too, if it
-has one of its own."""
+"""Look-up of the flow of a run or a schedule: it must be loaded in this server and, if it has an area of permissions of
+its own, the caller needs the permission of that area, too."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from ecluse.engine import Flow, Run, load_run
 
 
 def loaded(look: Look, name: str, what: str) -> Flow:
-    """Return the flow of `what`, which is stored and may be of a flow that this server does not know."""
+    """Return the flow of a stored record; raise Refused if this server has not loaded it. `what` names the record in
+    the message."""
     if name not in look.kit.by_name:
         raise Refused(409, "FLOW_NOT_LOADED", f"{what} is of flow {name!r}, which is not loaded here.")
     return look.kit.by_name[name]
 
 
 def named(look: Look, name: str) -> Flow:
-    """Return the flow that a caller names."""
+    """Return the flow that a caller names; raise InvalidInput if there is none."""
     known = look.kit.by_name
     if name not in known:
-        raise InvalidInput(f"there is no flow {name!r} (known: {', '.join(sorted(known)) or 'none'})")
+        raise InvalidInput(f"There is no flow {name!r} (known: {', '.join(sorted(known)) or 'none'}).")
     return known[name]
 
 
 def permit(caller: Caller, flow: str, verb: str) -> None:
-    """Refuse a caller that lacks the permission of the flow's own area."""
+    """Raise Refused if the flow has its own area of permissions and the caller lacks the permission."""
     if (wanted := f"{flow}.{verb}") in PERMISSIONS and not caller.may(wanted):
         raise Refused(403, "FORBIDDEN", f"This needs the permission {wanted}, which a {caller.role} does not have.")
 
@@ -41,6 +42,6 @@ def hidden(caller: Caller) -> list[str]:
 async def run_of(look: Look, run_id: int, verb: str) -> tuple[Flow, Run]:
     run = await load_run(look.connection, run_id)
     if run.tenant_id != look.tenant:
-        raise NotFound(f"there is no run {run_id}")
+        raise NotFound(f"There is no run {run_id}.")
     permit(look.caller, run.flow, verb)
     return loaded(look, run.flow, f"Run {run_id}"), run

@@ -20,8 +20,8 @@ KEEP_SECONDS = 1.0
 
 
 class Readiness:
-    """Whether the database answers. The result is shared by all requests within a second: the route is public, and may
-    be requested often."""
+    """Readiness of the server: whether the database answers. The result is shared by all requests within a second: the
+    route is public, and may be requested often."""
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()
@@ -40,7 +40,7 @@ class Readiness:
             async with kit.pool.connection(timeout=2) as connection:
                 await connection.execute("SELECT 1")
         except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
-            log.warning("not ready: database unavailable", error=one_line(error))
+            log.warning("readiness: database unavailable", error=one_line(error))
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""API keys of the caller's tenant, and tenants, which an admin of the tenant `default` administers."""
+"""Routes of API keys of the caller's tenant, and of tenants, which an admin of the tenant `default` administers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing
 from ecluse.access.permissions import ROLES
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape, text_in_path
+from ecluse.access.wire import Body, Shape
 from ecluse.api.shapes import Id, Reason, Role
 from ecluse.base.errors import Conflict
-from ecluse.db.query import Row, fetch_one
+from ecluse.db.query import Row, fetch_one, fetch_value
+from ecluse.engine.work.completion import end_all_by_operator
 
 surface = Surface("access")
 
@@ -28,7 +29,7 @@ class KeyRow(Shape):
     id: Id
     tenant_id: str
     name: str
-    hint: str = Field(description="Its first characters.", examples=["ecl_x1Yz"])
+    hint: str = Field(description="The first characters of the key.", examples=["ecl_x1Yz"])
     role: Role
     scope: Scope
     groupes: list[str]
@@ -47,7 +48,12 @@ class CreatedKey(KeyRow):
 class NewKey(Body):
     name: Name = Field(description="The person or program that uses it.")
     role: Role = Field(description="A viewer reads, an operator also acts, an admin also administers.")
-    expires_in: str | None = Field(None, pattern=f"^{keys.LIFETIME}$", examples=["30d"], description="null: never.")
+    expires_in: str | None = Field(
+        None,
+        pattern=f"^({keys.LIFETIME}|{keys.NEVER})$",
+        examples=["30d"],
+        description="Such as 90m, 12h or 30d, or `never`. null: as `ECLUSE_KEY_LIFETIME_DAYS` says, by default a year.",
+    )
     scope: Scope = Field("ALL", description="Readable fiches: all, those of groupes, or those of one CRM user.")
     groupes: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field([], max_length=100)
     crm_user_id: str | None = Field(None, min_length=1, max_length=200)
@@ -63,12 +69,28 @@ class TenantRow(Shape):
     name: str
     created_at: datetime
     disabled_at: datetime | None
-    keys: int = Field(description="That are not revoked.")
+    keys: int = Field(description="Number of keys that are not revoked.")
 
 
 class NewTenant(Body):
     id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$", examples=["acme"])
-    name: Name | None = Field(None, description="null: the id.")
+    name: Name | None = Field(None, description="Display name; null: the id is used.")
+
+
+class DisableTenant(Reason):
+    stop: bool = Field(False, description="Also end its open runs, as an operator does: they are cancelled.")
+
+
+class DisablePreview(Shape):
+    id: str = Field(examples=["acme"])
+    disabled_at: datetime | None
+    open_runs: int = Field(description="They go on, or with `stop` are cancelled.")
+    calls_in_flight: int = Field(description="Paid ones come to their end, and their results are kept.")
+
+
+class DisabledTenant(TenantRow):
+    ended_runs: int = Field(description="Runs that `stop` has ended.")
+    open_runs: int = Field(description="Runs that go on.")
 
 
 class EnableTenant(Body):
@@ -93,12 +115,22 @@ KEYS = Listing("keys", KeyRow, "key_list", "keys.read", filters=KeyFilters, orde
 TENANTS = Listing("tenants", TenantRow, "tenant_list", "tenants.read", order=("id",), every_tenant=True)
 ONE_KEY = f"SELECT {', '.join(KeyRow.model_fields)} FROM key_list WHERE id = %s"  # noqa: S608 - our own names
 ONE_TENANT = "SELECT * FROM tenant_list WHERE id = %s"
+OPEN_RUNS = "SELECT count(*)::int FROM runs WHERE tenant_id = %s AND ended_at IS NULL"
+DISABLING = """
+WITH open AS MATERIALIZED (SELECT id FROM runs WHERE tenant_id = %(tenant)s AND ended_at IS NULL),
+calls AS (SELECT sum(c.in_flight) AS count FROM claims c JOIN open ON open.id = c.run_id WHERE c.in_flight > 0)
+SELECT id, disabled_at, (SELECT count(*) FROM open)::int AS open_runs,
+       coalesce((SELECT count FROM calls), 0)::int AS calls_in_flight
+FROM tenants WHERE id = %(tenant)s
+"""
 
 surface.listing(
     "/api/keys",
     KEYS,
     list_keys="List the keys of the tenant, by id; never the keys themselves.",
-    command=Command("keys list", columns=("id", "hint", "role", "state", "last_used_at", "scope", "name")),
+    command=Command(
+        "keys list", columns=("id", "hint", "role", "state", "expires_at", "last_used_at", "scope", "name")
+    ),
 )
 surface.listing(
     "/api/tenants",
@@ -128,7 +160,7 @@ async def create_key(act: Act, body: NewKey) -> Row:
         act.tenant,
         body.role,
         body.name,
-        expires_in=None if body.expires_in is None else keys.lifetime(body.expires_in),
+        expires_in=act.state.key_lifetime if body.expires_in is None else keys.lifetime(body.expires_in),
         scope=body.scope,
         groupes=body.groupes,
         crm_user_id=body.crm_user_id,
@@ -148,9 +180,9 @@ async def create_key(act: Act, body: NewKey) -> Row:
     command=Command("keys revoke"),
 )
 async def revoke_key(act: Act, key_id: Annotated[int, Noun("key")]) -> Row:
-    """Revoke a key for good: it is refused within about a second. The caller's own key is revoked with another one."""
+    """Revoke a key for good: it is refused within about a second. A key cannot revoke itself: use another key."""
     if key_id == act.caller.key_id:
-        raise Conflict("This is the key of this request: revoke it with another one.")
+        raise Conflict("This request is made with the key that it would revoke: use another key.")
     if not (await keys.revoke(act.connection, key_id, of_tenant=act.tenant))[1]:
         act.changes_nothing()
     return {"id": str(key_id), "revoked": True}
@@ -175,22 +207,40 @@ async def create_tenant(act: Act, body: NewTenant) -> Row:
     return await _tenant(act, body.id)
 
 
+@surface.read("/api/tenants/{tenant}/disable", needs="tenants.read", answer=DisablePreview)
+async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
+    """Preview a disabling: how many runs are open, which `stop` would end. Nothing is changed."""
+    administrators_only(look)
+    await tenants.require(look.connection, tenant)
+    return await fetch_one(look.connection, dict, DISABLING, {"tenant": tenant}) or {}
+
+
 @surface.operation(
     "POST",
     "/api/tenants/{tenant}/disable",
     needs="tenants.write",
-    answer=TenantRow,
+    answer=DisabledTenant,
     action="tenant.disable",
     subject="tenant:{tenant}",
     refuses=("CONFLICT",),
-    command=Command("tenants disable"),
+    command=Command("tenants disable", preview="preview_disable_of_tenant"),
 )
-async def disable_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: ARG001 - its reason is recorded
-    """Disable a tenant: its keys are refused within about a second. Its open runs go on."""
+async def disable_tenant(act: Act, tenant: str, body: DisableTenant) -> Row:
+    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they are ended, by
+    this key and for this reason."""
     administrators_only(act)
     if tenant == act.tenant:
-        raise Conflict("This is the tenant of this request's key: all its keys would be refused.")
-    return await _set_disabled(act, tenant, disabled=True)
+        raise Conflict(
+            f"Tenant {tenant} cannot be disabled: the key of this request belongs to it, and would be refused."
+        )
+    changed = await tenants.set_disabled(act.connection, tenant, True)
+    ended = 0
+    if body.stop:
+        ended = await end_all_by_operator(act.connection, act.kit.by_name, tenant, body.reason, by=act.caller.name)
+    if not changed and not ended:
+        act.changes_nothing()
+    left = await fetch_value(act.connection, OPEN_RUNS, (tenant,))
+    return {**await _tenant(act, tenant), "ended_runs": ended, "open_runs": left}
 
 
 @surface.operation(
@@ -205,11 +255,7 @@ async def disable_tenant(act: Act, tenant: str, body: Reason) -> Row:  # noqa: A
 async def enable_tenant(act: Act, tenant: str, body: EnableTenant) -> Row:  # noqa: ARG001 - as above
     """Enable a tenant: its keys are accepted again."""
     administrators_only(act)
-    return await _set_disabled(act, tenant, disabled=False)
-
-
-async def _set_disabled(act: Act, tenant: str, *, disabled: bool) -> Row:
-    if not await tenants.set_disabled(act.connection, text_in_path("tenant", tenant), disabled):
+    if not await tenants.set_disabled(act.connection, tenant, False):
         act.changes_nothing()
     return await _tenant(act, tenant)
 

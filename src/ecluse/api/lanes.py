@@ -12,7 +12,7 @@ from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.tenants import DEFAULT
-from ecluse.access.wire import Body, Shape, text_in_path, with_ids_as_text
+from ecluse.access.wire import Body, Shape, with_ids_as_text
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
@@ -29,21 +29,21 @@ CLEARS = "null: as the flows declare it."
 class LaneRow(Shape):
     name: str = Field(examples=["crm"])
     owner: str | None = Field(description="Tenant whose credential it is for; null: shared by all tenants.")
-    max_in_flight: int | None = Field(description="Calls at once, over all replicas and tenants.")
+    max_in_flight: int | None = Field(description="Maximum calls in flight, over all replicas and tenants.")
     max_per_key: int | None
     per_second: float | None
     burst: int
     overrides: dict[str, Any] = Field(description="Caps that an operator has set instead of the flows' own.")
-    in_flight: int = Field(description="Calls of this tenant.")
-    waiting: int = Field(description="Items of this tenant.")
+    in_flight: int = Field(description="Calls of this tenant in flight.")
+    waiting: int = Field(description="Waiting items of this tenant.")
     shared: bool = Field(description="Other tenants have work in this lane now.")
     paused_at: datetime | None
     paused_by: str | None = Field(description="Known to the tenant `default` only.")
     paused_reason: str | None
     clock_stopped_at: datetime | None = Field(description="Since then no stage that needs the lane times out.")
-    held_until: datetime | None = Field(description="By a Retry-After or an open breaker.")
+    held_until: datetime | None = Field(description="Closed until then by a Retry-After or an open breaker.")
     held_reason: str | None
-    down_since: datetime | None = Field(description="The breaker is open, and no call has been answered since.")
+    down_since: datetime | None = Field(description="The breaker is open: no call has been answered since then.")
     last_failure: str | None
 
 
@@ -52,7 +52,7 @@ class PauseLane(Reason):
 
 
 class LaneCaps(Body):
-    """Fields that are left out stay as they are."""
+    """Changes to the caps of a lane: fields that are left out stay as they are."""
 
     max_in_flight: Count | None = Field(None, description=CLEARS, examples=[5])
     max_per_key: Count | None = Field(None, description=CLEARS)
@@ -74,7 +74,7 @@ class LanePreview(Shape):
     name: str
     paused_at: datetime | None
     clock_stopped_at: datetime | None
-    stages: list[StageNeedingLane] = Field(description="The earliest deadline first; of this tenant, or of all.")
+    stages: list[StageNeedingLane] = Field(description="Stages that need the lane, the earliest deadline first.")
 
 
 class MovedStage(Shape):
@@ -83,12 +83,12 @@ class MovedStage(Shape):
     flow: str
     stage: str
     deadline_at: datetime
-    by_seconds: float = Field(description="For so long its clock stood still.")
+    by_seconds: float = Field(description="The time for which its clock was stopped.")
 
 
 class ResumedLane(Shape):
     name: str
-    resumed: bool = Field(description="false: it was not paused.")
+    resumed: bool = Field(description="True if it was paused before.")
     moved: list[MovedStage] = Field(description="Stages whose deadlines moved.")
 
 
@@ -102,7 +102,7 @@ surface.listing(
     command=Command(
         "lanes list",
         columns=("name", "owner", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
-        empty="no lanes yet: a server makes the lanes of its flows when it starts",
+        empty="no lanes yet: a server creates the lanes of its flows when it starts",
     ),
 )
 
@@ -123,9 +123,9 @@ async def preview_resume_of_lane(look: Look, name: str) -> Row:
 @surface.read("/api/lanes/{name:path}", needs="vendors.read", answer=LaneRow, command=Command("lanes show"))
 async def show_lane(look: Look, name: str) -> Row:
     """Show one lane."""
-    found = await fetch_one(look.connection, dict, ONE, (look.tenant, text_in_path("lane", name)))
+    found = await fetch_one(look.connection, dict, ONE, (look.tenant, name))
     if found is None:
-        raise NotFound(f"there is no lane {storable(name, 50)}")
+        raise NotFound(f"There is no lane {storable(name, 50)}.")
     return found
 
 
@@ -185,7 +185,7 @@ async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
     command=Command("lanes cap", example="ecluse lanes cap crm --max-in-flight 5"),
 )
 async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
-    """Change the caps of a lane while workers run: they hold for the next calls of every replica, and after restarts,
+    """Change the caps of a lane while workers run. They hold for the next calls of every replica, also after restarts,
     until they are cleared with null."""
     await _check_right(act, name)
     changes = body.model_dump(exclude_unset=True, exclude={"reason"})

@@ -1,4 +1,5 @@
-"""The leases held, and a release by force from a holder that never releases its own; the reason is recorded."""
+"""Routes of leases: the leases that are held, and the release by force of one whose holder does not release it; the
+reason is recorded."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class LeaseRow(Shape):
     replica_id: str | None
     fence: int = Field(description="Strictly growing per key: the holder of an older number cannot write.")
     attempt: int
-    token: str = Field(description="Its first characters.")
+    token: str = Field(description="The first characters of the token.")
     acquired_at: datetime
-    remaining_seconds: float | None = Field(description="None: for as long as its run is open.")
+    remaining_seconds: float | None = Field(description="null: held for as long as its run is open.")
 
 
 class Release(Reason):
@@ -61,7 +62,8 @@ surface.listing(
     command=Command("leases release", arguments=("key",)),
 )
 async def release_lease(act: Act, body: Release) -> Row:
-    """End a lease. Its holder cannot write under it any more. The lease of a dead holder expires by itself."""
+    """Release a lease by force: its holder cannot write under it any more. The lease of a dead process expires by
+    itself."""
     if not await force_release(act.connection, act.tenant, body.key, reason=body.reason, by=act.caller.actor):
-        raise NotFound(f"there is no lease on {body.key!r}")
+        raise NotFound(f"There is no lease on {body.key!r}.")
     return {"key": body.key, "released": True}

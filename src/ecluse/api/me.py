@@ -1,4 +1,4 @@
-"""`GET /api/me`: what the caller's key may do."""
+"""`GET /api/me`: tenant, role, scope and permissions of the caller's key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Me(Shape):
 
 @surface.read("/api/me", needs="me.read", narrowed=True, answer=Me, command=Command("me"))
 async def show_me(look: Look) -> Row:
-    """Show the key's tenant, role, scope and permissions."""
+    """Show tenant, role, scope and permissions of the caller's key."""
     caller = look.caller
     return {
         "key_id": caller.key_id,

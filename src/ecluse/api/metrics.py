@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.types import Scope
 
+from ecluse.access.edge import Edge
 from ecluse.base.version import commit, release
 from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
@@ -46,7 +47,7 @@ SHARED = {
     "lane_in_flight": (["lane"], "Items that a worker has claimed."),
     "outbox_unpublished": ([], "Events written and not yet published."),
     "outbox_oldest_seconds": ([], "Age of the oldest event that is not published; 0 without any."),
-    "replicas": (["state"], "Processes by what became of them; those that ended are forgotten after an hour."),
+    "replicas": (["state"], "Processes by state; ended ones are left out after an hour."),
     "schedules_overdue": ([], "Schedules with a due instant more than a minute ago that is not decided."),
 }
 # Counters of this process since it started.
@@ -57,13 +58,15 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
     "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
     "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
+    "spend": (["vendor", "model"], "Cost of the paid calls whose end this process stored.", counters.spent),
 }
 
 
 class Metrics:
-    """The metrics of a server. `kit` and `hub` are set once the engine runs."""
+    """The metrics of a server, as a collector of prometheus_client. `kit` and `hub` are set once the engine runs."""
 
-    def __init__(self, gauges: Sequence[Gauge] = ()) -> None:
+    def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
+        self._edge = edge
         self._gauges = gauges
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
         self.kit: Kit | None = None
@@ -137,12 +140,18 @@ class Metrics:
             "ecluse_hands", "Calls that this process makes at once at most.", slots.count if slots else 0
         )
         yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", slots.busy if slots else 0)
-
+        yield GaugeMetricFamily("ecluse_http_connections", "Open connections of clients.", self._edge.connections)
+        yield CounterMetricFamily(
+            "ecluse_http_connections_turned_away",
+            "Connections closed without a request, or refused, at the limit.",
+            self._edge.turned_away,
+        )
         if self.hub is not None:
             yield from realtime_metrics(self.hub)
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request by its route's pattern, not by its path: ids in labels would make their number unbounded."""
+        """Count a request and its duration under the pattern of its route, not under its path: ids in labels would make
+        the number of series unbounded."""
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, status).inc()

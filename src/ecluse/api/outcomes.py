@@ -1,15 +1,16 @@
 """`outcomes.csv`: the outcome of every target, streamed page by page; no database connection is held while a client
 reads slowly.
 
-The format is RFC 4180. A cell that begins like a formula gets an apostrophe in front, so that no spreadsheet evaluates
-it (ASVS 1.2.10).
+The format is RFC 4180, with every cell in quotes. Text that a spreadsheet would take for a formula is prefixed with
+an apostrophe (ASVS 1.2.10), also after a semicolon, a tab or a line break, where some programs begin another cell.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator, Iterable
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
@@ -19,23 +20,26 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import number, reads_of
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
+from ecluse.flows.audits.queries import unverified_steps
 from ecluse.insight import run_queries
 
 PAGE = 10_000  # large: of an open run each page also queries the expected failures
-COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\x00")
+COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail", "unverified_steps")
+OF_TARGET = COLUMNS[:5]
+SIGNS = "-=+@\uff0d\uff1d\uff0b\uff20"  # the four, and their full-width forms
+FORMULA_START = re.compile(rf"\A(?=[{SIGNS}\t\r\n\0])|(?<=[;\t\r\n])(?=[{SIGNS}])")
 
 routes = door.routes("runs")
 
 
 def cell(value: object) -> str:
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+    return FORMULA_START.sub("'", text)
 
 
 def lines(rows: Iterable[Iterable[object]]) -> str:
     written = io.StringIO()
-    csv.writer(written).writerows([cell(value) for value in row] for row in rows)
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([cell(value) for value in row] for row in rows)
     return written.getvalue()
 
 
@@ -46,21 +50,24 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Every target with its outcome. While the run is open, a target may have none yet; if it is known to fail, the
-    reason is given."""
+    """Download every target with its outcome as CSV. While the run is open, a target may have none yet; if it is known
+    to fail, the reason is given. `unverified_steps`: steps of its audits with quotes of which no transcript has any."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
+    unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))
     return StreamingResponse(
-        _all(reads, tenant, wanted, first),
+        _all(reads, tenant, wanted, first, unverified),
         media_type="text/csv; charset=utf-8; header=present",
         headers={"Content-Disposition": f'attachment; filename="run-{wanted}-outcomes.csv"'},
     )
 
 
-async def _all(reads: Reads, tenant: str, run_id: int, page: list[Row]) -> AsyncIterator[str]:
+async def _all(
+    reads: Reads, tenant: str, run_id: int, page: list[Row], unverified: Mapping[str, int]
+) -> AsyncIterator[str]:
     yield lines([COLUMNS])
     while page:
-        yield lines([*[row[name] for name in COLUMNS[:-1]], _expected(row)] for row in page)
+        yield lines([*[row[name] for name in OF_TARGET], _expected(row), unverified.get(row["target"])] for row in page)
         page = await _page(reads, tenant, run_id, page[-1]["target"])
 
 

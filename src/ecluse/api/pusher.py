@@ -1,5 +1,5 @@
-"""Pusher's protocol: the websocket endpoint for clients, and the HTTP API for publishers, whose requests are signed
-with the app's secret instead of an API key."""
+"""Routes of the Pusher protocol: the WebSocket endpoint for clients, and the HTTP API for publishers, whose requests
+are signed with the app's secret instead of an API key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response, WebSocket
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
-from ecluse.access.envelope import Refused, as_json
-from ecluse.access.wire import kit_of, number, reads_of
+from ecluse.access.envelope import BadCredentials, Refused, as_json
+from ecluse.access.wire import kit_of, number, reads_of, writes_of
 from ecluse.api.realtime import realtime_of
 from ecluse.base.validation import problem
 from ecluse.realtime.apps import App
@@ -42,7 +42,7 @@ class Batch(BaseModel):
 
 @routes.websocket("/app/{key}")
 async def connect(socket: WebSocket) -> None:
-    await socket.app.state.realtime.pusher.serve(socket, socket.app.state.kit.pool)
+    await socket.app.state.realtime.pusher.serve(socket, writes_of(socket).pool)
 
 
 @routes.post("/apps/{app_id}/events")
@@ -87,7 +87,7 @@ async def show_channel(request: Request, app_id: str, channel: str, info: str = 
 @routes.get("/apps/{app_id}/channels/{channel}/users")
 async def list_users(request: Request, app_id: str, channel: str) -> Response:
     await _signed(request, app_id)
-    raise Refused(400, "NO_PRESENCE", f"Only presence channels have users, and {channel[:200]!r} is none.")
+    raise Refused(400, "NO_PRESENCE", f"Only presence channels have users, and {channel[:200]!r} is not one.")
 
 
 async def _signed(request: Request, app_id: str) -> App:
@@ -95,16 +95,13 @@ async def _signed(request: Request, app_id: str) -> App:
     wanted = number("app", app_id)
     if realtime.apps is None:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
-    app = await realtime.apps.with_id(kit_of(request).pool, wanted)
-    unknown = Refused(
-        401, "UNAUTHENTICATED", "The request is not signed by this app: there is none, or auth_key is wrong."
-    )
+    app = await realtime.apps.with_id(writes_of(request).pool, wanted)
     if app is None:
-        raise unknown
+        raise BadCredentials("The request is not signed by this app: there is none, or auth_key is wrong.")
     signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
     now = kit_of(request).clock.now().timestamp()
     if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
-        raise Refused(401, "UNAUTHENTICATED", f"The request is not signed by this app: {wrong}.")
+        raise BadCredentials(f"The request is not signed by this app: {wrong}.")
     if app.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if (why_off := realtime.why_no_sockets(app.tenant)) is not None:
@@ -134,7 +131,8 @@ def _read(shape: type[Any], body: bytes) -> Any:
 def _message(app: App, one: Trigger) -> Message:
     channels = one.channels if one.channels is not None else [one.channel] if one.channel else []
     if not 1 <= len(channels) <= MOST_CHANNELS or not all(NAME.fullmatch(name) for name in channels):
-        raise Refused(400, "BAD_REQUEST", f"Give 1 to {MOST_CHANNELS} channels, of letters, digits and -_=@,.; only.")
+        wanted = "each a name of 1 to 200 letters, digits or characters of -_=@,.;"
+        raise Refused(400, "BAD_REQUEST", f"Give 1 to {MOST_CHANNELS} channels, {wanted}")
     if len(one.data.encode()) > LARGEST_DATA:
         raise Refused(413, "BODY_TOO_LARGE", f"The data of an event has at most {LARGEST_DATA} bytes.")
     if one.name.startswith(("pusher:", "pusher_internal:")):

@@ -1,19 +1,20 @@
-"""What realtime clients need: where to connect, a new secret for publishers, and authorisation to join a channel.
+"""Routes for realtime clients: where to connect, a new secret for publishers, and authorization to join a channel.
 Joining a channel needs the same permission, scope and tenant as reading the same data by HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Form, Request, Response
 from pydantic import Field
 
+from ecluse.access import keys
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import LARGEST_ID, Shape, kit_of, reads_of
+from ecluse.access.wire import LARGEST_ID, Shape, reads_of, writes_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_value
@@ -31,21 +32,21 @@ RUNS = "SELECT count(*) FROM runs WHERE tenant_id = %s AND id = ANY(%s)"
 
 class RealtimeAccess(Shape):
     enabled: bool
-    why_not: str | None = Field(description="What to do about it, if it is not.")
+    why_not: str | None = Field(description="Why it is not available, with advice; null if it is.")
     app_id: str | None = Field(examples=["1001"])
     key: str | None = Field(description="The app's public key: the first argument of `new Pusher(…)`.")
-    cluster: str | None = Field(description="Of hosted Pusher; null: connect to this server.")
-    host: str | None = Field(description="Of hosted Pusher, where it is another than the cluster's.")
-    ws_path: str | None = Field(description="Where sockets connect on this server.", examples=["/app/5f0c…"])
+    cluster: str | None = Field(description="Cluster of hosted Pusher; null: connect to this server.")
+    host: str | None = Field(description="Host of hosted Pusher, if it is not the cluster's.")
+    ws_path: str | None = Field(description="Path at which sockets connect to this server.", examples=["/app/5f0c…"])
     auth_endpoint: Literal["/pusher/auth"]
     events_endpoint: Literal["/api/events"]
-    private_channels: bool = Field(description="`private-fiche-…`; false: `fiche-…`, without a right to be asked for.")
+    private_channels: bool = Field(description="True: `private-fiche-…`, with a permission; false: `fiche-…`, without.")
 
 
 class RotatedApp(Shape):
     app_id: str = Field(examples=["1001"])
-    key: str = Field(description="The app's public key, which stays.")
-    secret: str | None = Field(description="What publishers sign with. Not shown again.")
+    key: str = Field(description="The app's public key, which does not change.")
+    secret: str | None = Field(description="The secret that publishers sign with. Not shown again.")
 
 
 class ChannelAuth(Shape):
@@ -59,7 +60,7 @@ def realtime_of(request: Request) -> Realtime:
 
 @surface.read("/api/realtime", needs="me.read", narrowed=True, answer=RealtimeAccess, command=Command("realtime show"))
 async def show_realtime(look: Look) -> Row:
-    """Show what a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
+    """Show the data that a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
     realtime = realtime_of(look.request)
     why_off, hosted = realtime.why_off(look.tenant), realtime.hosted_for(look.tenant)
     told: dict[str, Any] = {
@@ -93,8 +94,8 @@ async def show_realtime(look: Look) -> Row:
     command=Command("realtime rotate"),
 )
 async def rotate_realtime_secret(act: Act) -> Row:
-    """Make a new secret for the tenant's app. What is signed with the old one is refused within a second; clients keep
-    their key and their connections."""
+    """Create a new secret for the tenant's app. Requests signed with the old one are refused within a second; clients
+    keep their key and their connections."""
     realtime = realtime_of(act.request)
     if (why_not := realtime.why_no_sockets(act.tenant)) is not None:
         raise Refused(409, "REALTIME_OFF", why_not)
@@ -123,9 +124,9 @@ async def authorise(
     if (hosted := realtime.hosted_for(caller.tenant)) is not None:
         return as_json({"auth": channel_auth(hosted.key, hosted.secret, socket_id, channel_name)})
     assert realtime.vault is not None  # noqa: S101 - or it would be off
-    async with kit_of(request).pool.connection() as connection:
+    async with writes_of(request).connection(caller.tenant) as connection:
         app = await app_of(connection, realtime.vault, caller.tenant)
-    return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name)})
+    return as_json({"auth": channel_auth(app.key, app.secret, socket_id, channel_name, caller.key_id)})
 
 
 async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
@@ -136,23 +137,35 @@ async def require_right(request: Request, subject: Subject | None, channel: str)
 
 async def has_right(connection: Connection, caller: Caller, subjects: Sequence[Subject]) -> bool:
     """Return True if the caller may read all of these subjects."""
-    ids: dict[str, set[str]] = {}
-    for subject in subjects:
-        ids.setdefault(subject.kind, set()).add(subject.id)
-    if (fiches := ids.get("fiche")) and not (
-        caller.may("transcriptions.read") and not await check_visible(connection, caller, list(fiches))
-    ):
-        return False
-    if "job" in ids and not (caller.may("automation.read") and caller.scope == "ALL"):
-        return False
-    runs = ids.get("run")
-    return not runs or (
-        caller.may("runs.read") and caller.scope == "ALL" and await _are_theirs(connection, caller, runs)
-    )
+    runs = {subject.id for subject in subjects if subject.kind == "run"}
+    return not await unreadable(connection, caller, subjects) and await _are_theirs(connection, caller, runs)
+
+
+async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[Subject]) -> set[Subject]:
+    """Return the subjects among these that the caller may not read, be the runs its tenant's or not."""
+    wanted, whole = set(subjects), caller.scope == "ALL"
+    hidden = {subject.id for subject in wanted if subject.kind == "fiche"}
+    if hidden and caller.may("transcriptions.read"):
+        hidden = set(await check_visible(connection, caller, list(hidden)))
+    open_to = {"job": whole and caller.may("automation.read"), "run": whole and caller.may("runs.read")}
+    return {one for one in wanted if (one.id in hidden if one.kind == "fiche" else not open_to[one.kind])}
 
 
 async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str]) -> bool:
     if not all(one.isascii() and one.isdecimal() and 0 < int(one[:30]) <= LARGEST_ID for one in run_ids):
         return False
     wanted = {int(one) for one in run_ids}
-    return bool(await fetch_value(connection, RUNS, (caller.tenant, list(wanted))) == len(wanted))
+    return not wanted or bool(await fetch_value(connection, RUNS, (caller.tenant, list(wanted))) == len(wanted))
+
+
+async def lost_rights(connection: Connection, joined: Mapping[int, Collection[str]]) -> set[tuple[int, str]]:
+    """Return the channels, by the id of an API key, that the key may not read any more; all of them if it was revoked,
+    has expired, or its tenant is disabled."""
+    callers = {one.key_id: one for one in await keys.find_by_ids(connection, list(joined)) if not one.disabled}
+    lost = set()
+    for key_id, channels in joined.items():
+        subjects = {channel: subject for channel in channels if (subject := subject_of(channel)) is not None}
+        caller = callers.get(key_id)
+        denied = None if caller is None else await unreadable(connection, caller, subjects.values())
+        lost |= {(key_id, channel) for channel in channels if denied is None or subjects.get(channel) in denied}
+    return lost

@@ -1,4 +1,4 @@
-"""Redrives of runs of every flow: a preview of what a redrive would take, and its start."""
+"""Routes for redrives of runs of every flow: a preview, and the start."""
 
 from __future__ import annotations
 
@@ -22,46 +22,48 @@ Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class RedriveChoice(Body):
-    """Which of the failed targets are repeated."""
+    """The choice of the failed targets to repeat."""
 
     outcome: Which = Field("failed", description=WHICH)
-    error_code: Text | None = Field(None, examples=["TIMEOUT"], description="Only those with this code.")
-    stage: Text | None = Field(None, examples=["audit"], description="Only those that failed at this stage.")
-    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
+    error_code: Text | None = Field(None, examples=["TIMEOUT"], description="Only targets with this error code.")
+    stage: Text | None = Field(None, examples=["audit"], description="Only targets that failed at this stage.")
+    leave_out_hopeless: bool = Field(
+        False, description="Leave out targets that cannot succeed as they are (see the preview)."
+    )
 
 
 class RedriveCause(Shape):
     error_code: str | None = Field(examples=["NO_URL"])
     count: int
-    target: str = Field(description="One of them.")
-    error: str | None = Field(description="Of that one.")
+    target: str = Field(description="An example: one of these targets.")
+    error: str | None = Field(description="The error of that target.")
 
 
 class RedriveGroup(RedriveCause):
-    cannot_succeed: int = Field(description="How many of them cannot succeed as they are.")
+    cannot_succeed: int = Field(description="The number of these targets that cannot succeed as they are.")
 
 
 class RedrivePreview(Shape):
     run_id: str
     flow: str
-    count: int = Field(description="How many targets the redrive would take.")
+    count: int = Field(description="The number of targets that the redrive would take.")
     failed: int = Field(description="Targets of the run that failed, without the cancelled ones.")
     cancelled: int = Field(description="Targets that were cancelled before they were finished.")
-    cannot_succeed: int = Field(description="Of those chosen, how many cannot succeed as they are.")
-    groups: list[RedriveGroup] = Field(description="Those chosen by error code, the most frequent first.")
-    causes: list[RedriveCause] = Field(description="Why some cannot succeed, the most frequent first.")
+    cannot_succeed: int = Field(description="The number of chosen targets that cannot succeed as they are.")
+    groups: list[RedriveGroup] = Field(description="The chosen targets by error code, the most frequent first.")
+    causes: list[RedriveCause] = Field(description="Why targets cannot succeed, the most frequent cause first.")
     calls: dict[str, int] = Field(
-        description="What is still to be made, as far as it is known.", examples=[{"transcripts": 12, "audits": 40}]
+        description="Calls to be made, by kind, as far as known.", examples=[{"transcripts": 12, "audits": 40}]
     )
-    expected_seconds: float | None = Field(description="By the rates of the lanes; null: not known.")
-    expected_cost: str | None = Field(description="By what such calls have cost lately; null: not known.")
+    expected_seconds: float | None = Field(description="Estimated by the rates of the lanes; null: not known.")
+    expected_cost: str | None = Field(description="Estimated by the recent cost of such calls; null: not known.")
 
 
 class RedrivenRun(Shape):
     run_id: str
     event_key: str
     parent_run_id: str = Field(description="The run whose targets are repeated.")
-    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
+    deduplicated: bool = Field(description="True: an earlier redrive is still open, and this is its run.")
 
 
 @surface.read(
@@ -78,8 +80,8 @@ async def preview_redrive_of_run(
     stage: Filter = None,
     leave_out_hopeless: bool = False,
 ) -> Row:
-    """Preview a redrive: how many targets it would take, by error code, which of them cannot succeed as they are, and
-    what it is expected to take. Nothing is started."""
+    """Preview a redrive: the number of targets by error code, which of them cannot succeed as they are, and the
+    expected calls, time and cost. Nothing is started."""
     flow, run = await run_of(look, run_id, "read")
     choice = Choice(outcome, error_code, stage, leave_out_hopeless)
     return await preview_redrive(look.connection, redrive_of(flow), run, choice)
@@ -98,6 +100,7 @@ async def preview_redrive_of_run(
         "RUN_NOT_ENDED",
         "SCHEDULE_GONE",
         "SCHEDULE_INACTIVE",
+        "BUDGET_EXCEEDED",
         "NOTHING_FAILED",
         "ONLY_CANCELLED",
         "ONLY_HOPELESS",
@@ -111,7 +114,7 @@ async def preview_redrive_of_run(
 async def redrive_run(
     act: Act, run_id: RunNumber, body: Annotated[RedriveChoice | None, InBody(examples=[{"outcome": "all"}])] = None
 ) -> Row:
-    """Start a run over targets that failed in this one, linked to it. While that run is open, a repeated request
+    """Start a new run over targets that failed in this one, linked to it. While the new run is open, a repeated request
     returns it."""
     flow, run = await run_of(act, run_id, "write")
     choice = Choice(**(body or RedriveChoice()).model_dump())

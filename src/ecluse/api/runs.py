@@ -1,4 +1,4 @@
-"""Runs of every flow: list, show, explain, start, end. A run of another tenant is answered as not found."""
+"""Routes of runs of every flow: list, show, explain, start, end. A run of another tenant is not found."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Filter, IdFilter, Instant, Limit, Offset, Order, TargetFilter, with_ids_as_text
 from ecluse.api import shapes
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.api.flows import named, run_of
+from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
-from ecluse.engine import Flow, Run, Start, load_run, start_runs
+from ecluse.engine import Start, require_budget, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
@@ -25,6 +26,9 @@ from ecluse.insight.waiting import why, why_run
 
 surface = Surface("runs")
 RunId = Annotated[int, Noun("run")]
+# Event keys that callers choose are apart from those that are computed (slots, deliveries, redrives): a caller cannot
+# take the key of a run that is due.
+OF_CALLERS = "request:"
 # In the words of the index `runs_not_deliveries`.
 NO_DELIVERIES = "t.flow <> 'notifications'"
 SELECTED = "t.id IN (SELECT o.run_id FROM outcomes o WHERE o.target = %(target)s)"
@@ -86,14 +90,14 @@ surface.listing(
 
 @surface.read("/api/runs/{run_id}", needs="runs.read", answer=shapes.RunInFull, command=Command("runs show"))
 async def show_run(look: Look, run_id: RunId) -> Row:
-    """Show one run in full: its stages with their counts, its outcomes by reason."""
+    """Show one run in full, with its stages and their counts, and its outcomes by reason."""
     run = await run_queries.show_run(look.connection, look.tenant, run_id)
     return {**run, "redrives": [str(one) for one in run["redrives"]]}
 
 
 @surface.read("/api/runs/{run_id}/waiting", needs="runs.read", answer=shapes.WaitingPage, command=Command("runs why"))
 async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offset = 0) -> Row:
-    """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts; and item by
+    """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts, and item by
     item."""
     told = asdict(await why_run(look.connection, look.tenant, run_id))
     items = await why(look.connection, look.tenant, run_id, limit=limit, offset=offset)
@@ -105,7 +109,7 @@ async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offs
 
 @surface.read("/api/runs/{run_id}/log", needs="runs.read", answer=shapes.LogPage, command=Command("runs log"))
 async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit = 50, offset: Offset = 0) -> Row:
-    """List the log of a run, the oldest line first, or the newest."""
+    """List the log of a run, the oldest line first, or the newest first (`order=desc`)."""
     newest = order == "desc"
     rows = await run_queries.list_log(
         look.connection, look.tenant, run_id, newest_first=newest, limit=limit, offset=offset
@@ -121,22 +125,21 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     answer=shapes.StartedRun,
     status=201,
     also={200: "The key was known; nothing new was started"},
-    action=None,
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "NO_CONNECTION"),
+    action="run.start",
+    subject="run:{run_id}",
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:
-    """Start a run of a loaded flow. With an `Idempotency-Key`, a repetition gets the same answer."""
-    kit, given_once = act.kit, act.idempotency_key
-    if body.flow not in kit.by_name:
-        raise InvalidInput(f"there is no flow {body.flow!r} (known: {', '.join(sorted(kit.by_name)) or 'none'})")
-    if why_not := kit.by_name[body.flow].not_by_hand:
-        raise InvalidInput(why_not)
-    # Under this key a repetition whose stored answer has been deleted still finds the run of the first request.
-    event_key = body.key or f"{body.flow}-request-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
+    """Start a run of a loaded flow. With an `Idempotency-Key`, a repeated request gets the same answer."""
+    flow, given_once = named(act, body.flow), act.idempotency_key
+    if flow.not_by_hand:
+        raise InvalidInput(flow.not_by_hand)
+    # Without a key of the caller's: a repetition whose stored answer has been deleted still finds the first run.
+    name = body.key or f"{body.flow}-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
     start = Start(
-        kit.by_name[body.flow],
-        event_key,
+        flow,
+        f"{OF_CALLERS}{name}",
         tenant_id=act.tenant,
         input=body.input,
         correlation_id=act.request_id,
@@ -145,13 +148,16 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     (started,) = await start_runs(act.connection, [start])
     if started.deduplicated:
         act.answers(200)
+        act.changes_nothing()
+    else:
+        await require_budget(act.connection, start.flow, act.tenant)
     run = started.run
     return {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated}
 
 
 def _digest(body: shapes.StartRun) -> str:
-    """Digest of the request: an idempotency key reused for another request, after its stored answer has expired, must
-    start a new run."""
+    """Return a digest of the request, for the event key: an idempotency key that is reused for another request, after
+    its stored answer has expired, must start a new run."""
     return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -159,8 +165,9 @@ def _digest(body: shapes.StartRun) -> str:
     "/api/runs/{run_id}/end", needs="runs.read", answer=shapes.EndPreview, refuses=("ALREADY_ENDED", "FLOW_NOT_LOADED")
 )
 async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
-    """Preview what ending the run now would do; nothing is changed."""
-    preview = await preview_end(look.connection, *await _of_caller(look, run_id))
+    """Preview the end of the run: the number of targets that would be cancelled, and of runs that would end with it.
+    Nothing is changed."""
+    preview = await preview_end(look.connection, *await run_of(look, run_id, "read"))
     if preview["ended"]:
         raise _ended(run_id)
     return preview
@@ -178,20 +185,11 @@ async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
 async def end_run(act: Act, run_id: RunId, body: shapes.Reason) -> Row:
     """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
     that only it waits for; targets that are not finished get the code `CANCELLED`."""
-    flow, run = await _of_caller(act, run_id)
+    flow, run = await run_of(act, run_id, "write")
     recorded = partial(record, act.connection, act.request, "run.end", f"run:{run_id}", body.reason)
     if not await end_by_operator(act.connection, flow, run, body.reason, by=act.caller.name, record=recorded):
         raise _ended(run_id)
     return {"run_id": str(run_id), "ended": True}
-
-
-async def _of_caller(look: Look, run_id: int) -> tuple[Flow, Run]:
-    run = await load_run(look.connection, run_id)
-    if run.tenant_id != look.tenant:
-        raise NotFound(f"there is no run {run_id}")
-    if run.flow not in look.kit.by_name:
-        raise Refused(409, "FLOW_NOT_LOADED", f"Run {run_id} is of flow {run.flow!r}, which is not loaded here.")
-    return look.kit.by_name[run.flow], run
 
 
 def _ended(run_id: int) -> Refused:

@@ -29,10 +29,10 @@ class Timing(Body):
 class ScheduleSettings(Timing):
     name: str = Field(min_length=1, max_length=200, pattern=r"\S", examples=["nightly"])
     overlap: Literal["wait", "allow"] = Field(
-        "wait", description="A due time waits for the run before it, or starts beside it."
+        "wait", description="`wait`: a due time waits for the end of the former run; `allow`: both run at once."
     )
     catch_up: Literal["latest", "skip"] = Field(
-        "latest", description="After a downtime: run the latest due time, or none."
+        "latest", description="After a downtime, run the `latest` missed due time, or `skip` all."
     )
     enabled: bool = True
 
@@ -40,13 +40,14 @@ class ScheduleSettings(Timing):
 class ScheduleBody(ScheduleSettings):
     flow: str = Field(max_length=200, examples=["automation"])
     plan: dict[str, Any] = Field(
-        default_factory=dict, description="What its runs do, as its flow has it: by default the input of the runs."
+        default_factory=dict,
+        description="What its runs do, in the format of its flow; for most flows the input of the runs.",
     )
 
 
 @partial_of(ScheduleSettings)
 class ChangedSchedule(Body):
-    """Fields that are left out stay as they are, within `plan`, too."""
+    """Changes to a schedule: fields that are left out stay as they are, within `plan`, too."""
 
     cron: Cron = Field(None, description="null: started by hand only.")
     window_start: TimeOfDay = None
@@ -62,7 +63,7 @@ class PreviewedTimetable(Timing):
 class RunNow(Body):
     plan: dict[str, Any] | None = Field(
         None,
-        description="What differs for this run from the plan of the schedule.",
+        description="The fields of the schedule's plan that differ for this run.",
         examples=[{"fiche_selection": {"fiche_ids": ["171234"]}}],
     )
 
@@ -72,9 +73,9 @@ class ScheduleRow(Shape):
     id: str = Field(examples=["7"])
     tenant_id: str
     flow: str
-    next_due_at: datetime | None = Field(description="null: disabled, or started by hand only.")
+    next_due_at: datetime | None = Field(description="The next due time; null: disabled, or started by hand only.")
     overdue: bool = Field(description="It is past its due time, and no scheduler has handled it.")
-    failures: int = Field(description="How often it could not be fired, lately.")
+    failures: int = Field(description="Number of consecutive failures to fire it.")
     error: str | None
     holding_run_id: str | None = Field(description="The run that later due times wait for, while it is open.")
     last_run_id: str | None
@@ -87,11 +88,11 @@ class ScheduleRow(Shape):
 class ScheduleInFull(ScheduleRow):
     plan: dict[str, Any]
     next_fires: list[Fire]
-    slots: list[SlotRow] = Field(description="What became of its latest due times, the newest first.")
+    slots: list[SlotRow] = Field(description="The decisions on its latest due times, the newest first.")
 
 
 class ChangedScheduleInFull(ScheduleInFull):
-    once: dict[str, Any] = Field(description="Secrets that were made for it. Not shown again.")
+    once: dict[str, Any] = Field(description="Secrets that were created for it. Not shown again.")
 
 
 class Timetable(Shape):
@@ -103,4 +104,4 @@ class Timetable(Shape):
 class FiredRun(Shape):
     run_id: str
     event_key: str
-    warnings: list[str] = Field(description="What is known beforehand not to work out.")
+    warnings: list[str] = Field(description="Foreseeable problems of the run.")

@@ -1,4 +1,4 @@
-"""Schedules of every flow: when they are due, what their runs are to do, and what became of each due time."""
+"""Routes of schedules of every flow: their due times, their plans, and the decision on each due time."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ async def hidden(look: Look) -> Row:
 
 
 async def known(look: Look, schedule_id: int) -> None:
-    """Raise NotFound unless there is such a schedule, or was: its slots stay."""
+    """Raise NotFound if the tenant has no such schedule (a deleted one counts: its slots stay), Refused if the caller
+    may not read its flow."""
     row = await fetch_row(look.connection, KNOWN, (schedule_id, look.tenant))
     if row is None:
-        raise NotFound(f"there is no schedule {schedule_id}")
+        raise NotFound(f"There is no schedule {schedule_id}.")
     flows.permit(look.caller, row[0], "read")
 
 
@@ -94,14 +95,15 @@ surface.listing(
     f"{ONE}/slots",
     SLOTS,
     check=known,
-    list_slots="List what became of the due times of a schedule, the newest first; of a deleted schedule, too.",
+    list_slots="List the due times of a schedule with the decision on each, the newest first. The list of a deleted"
+    " schedule stays.",
     command=Command("schedules slots", empty="no due time has been decided yet"),
 )
 
 
 @surface.read(ONE, needs=READ, answer=ScheduleInFull, command=Command("schedules show"))
 async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
-    """Show a schedule with its plan, its next due times and what became of the latest ones."""
+    """Show a schedule with its plan, its next due times and the decisions on the latest ones."""
     await _readable(look, schedule_id)
     return await _in_full(look, schedule_id)
 
@@ -114,7 +116,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     status=201,
     action="schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "NO_CONNECTION"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"),
     command=Command(
         "schedules create",
         arguments=("flow",),
@@ -123,10 +125,11 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     ),
 )
 async def create_schedule(act: Act, body: ScheduleBody) -> Row:
-    """Add a schedule of a flow. It is due for times from now on."""
+    """Create a schedule of a flow; it is due for times from now on."""
     flow = flows.named(act, body.flow)
     flows.permit(act.caller, flow.name, "write")
     plan = plans_of(flow).parsed(flow, body.plan)
+    await act.require_room("schedules")
     columns = body.model_dump(exclude={"flow", "plan"})
     made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
     act.answers(201, once=made.once)
@@ -144,7 +147,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     command=Command("schedules update", options=OPTIONS),
 )
 async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
-    """Change the given fields only. Runs under way go on as they began."""
+    """Change a schedule: only the given fields change. Open runs keep the settings they began with."""
     flow, _ = await _of_caller(act, schedule_id)
     given = body.model_dump(exclude_unset=True)
     may_be_null = ("cron", "window_start", "window_end")
@@ -168,7 +171,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     command=Command("schedules delete"),
 )
 async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
-    """Delete a schedule. Its runs and slots stay, its name is free again; a run under way finishes."""
+    """Delete a schedule. Its runs and slots stay, its name is free again; an open run finishes."""
     flow, _ = await _of_caller(act, schedule_id)
     await delete_planned(act.connection, plans_of(flow), act.tenant, schedule_id)
     return {"id": schedule_id, "deleted": True}
@@ -212,13 +215,13 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
     status=201,
     action="schedule.run",
     subject="schedule:{schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "NO_CONNECTION"),
+    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("schedules run", follows="run_id"),
 )
 async def run_schedule(
     act: Act, schedule_id: ScheduleNumber, body: Annotated[RunNow | None, Body(examples=[{"plan": None}])] = None
 ) -> Row:
-    """Start a run of a schedule now, whatever else is running. Due times are not affected."""
+    """Start a run of a schedule now, even if other runs of it are open. Due times are not affected."""
     flow, row = await _of_caller(act, schedule_id)
     instead = None if body is None else body.plan
     fired = await plans_of(flow).fire(act.connection, flow, row, instead, act.request_id)
@@ -228,8 +231,8 @@ async def run_schedule(
 
 @surface.read(f"{ONE}/preview", needs=READ, answer=Timetable, command=Command("schedules preview"))
 async def preview_schedule(look: Look, schedule_id: ScheduleNumber, count: Count = 50) -> Row:
-    """Preview the next due times, whether or not the schedule is enabled: what a change of the clocks does to each, and
-    which the execution window moves."""
+    """Preview the next due times, whether or not the schedule is enabled, with a mark where a clock change or the
+    execution window moves one."""
     row = await _readable(look, schedule_id)
     if row["cron"] is None:
         return {"in_words": None, "timezone": row["timezone"], "fires": []}

@@ -1,5 +1,5 @@
-"""Models of bodies and answers, for the OpenAPI document. Answers are not built through these models: a test compares
-the two."""
+"""Models of bodies and answers, for the OpenAPI document. Answers are not built from these models; tests compare the
+two."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class RunRow(Shape):
     id: Id
     tenant_id: str
     flow: str
-    event_key: str = Field(description="Names the decision to run; unique per tenant.")
+    event_key: str = Field(description="Key of the decision to start the run; unique per tenant.")
     parent_run_id: Id | None
-    redrive_of: Id | None = Field(description="The run whose targets it takes once more.")
+    redrive_of: Id | None = Field(description="The run whose targets it repeats.")
     schedule_id: Id | None
     correlation_id: str | None
-    status: str = Field(description="The flow's own word.")
+    status: str = Field(description="The status, in the flow's own terms.")
     state: State = Field(
-        description="The neutral one. `cancelled`: ended on request; `status` then says what came of the targets."
+        description="The neutral state. `cancelled`: ended on request; `status` then shows the outcome of the targets."
     )
-    phase: str | None = Field(description="null once it has ended.")
+    phase: str | None = Field(description="The current phase; null once the run has ended.")
     selected: int | None
     successful: int | None
     failed: int | None
     ignored: int | None
-    cancelled: int = Field(description="Of `failed`: targets that were never finished, because the run was cancelled.")
+    cancelled: int = Field(description="The part of `failed` that the cancelled run never finished.")
     reason: str | None
     error_code: str | None
     end_cause: EndCause | None
@@ -50,13 +50,18 @@ class RunInFull(RunRow):
     error_message: str | None
     error_details: Any
     stages: list[StageRow]
-    outcomes: dict[str, int] = Field(description="How many targets by reason; successes under their own name.")
+    outcomes: dict[str, int] = Field(description="Number of targets by error code, or by outcome if there is no code.")
     will_fail: WillFail
     redrives: list[Id]
     after_redrives: Standing | None = Field(
         description="The latest outcome of each target, over the run and its redrives; null without redrives."
     )
     selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
+    cost: str | None = Field(
+        description="What its paid calls and those of the runs it started have cost; null: there were none.",
+        examples=["0.012345"],
+    )
+    cost_reserved: str | None = Field(description="Reserved for paid calls in flight; null: there are none.")
 
 
 class ItemRow(Shape):
@@ -81,14 +86,14 @@ class ItemRow(Shape):
 
 class WaitingRow(Shape):
     item_id: Id
-    run_id: Id = Field(description="The run asked about, or one that it waits for.")
+    run_id: Id = Field(description="The requested run, or a run that it waits for.")
     key: str
     target: str
     stage: str
     lane: str
     cause: Cause
-    detail: str = Field(description="The same for people: until when, how many before it.")
-    position: int | None = Field(description="How many go before it; null: it is not in line yet, or far behind.")
+    detail: str = Field(description="The cause in words: until when, how many items are before it.")
+    position: int | None = Field(description="Number of items before it; null: it is not due yet, or far behind.")
     expected_at: datetime | None
 
 
@@ -108,25 +113,25 @@ class WaitingGroup(Shape):
     flow: str
     stage: str | None
     lane: str | None = Field(description="null: the run itself waits, none of its items.")
-    count: int = Field(description="Items that wait; of a `gate`, the calls in flight.")
-    detail: str = Field(description="The same for people.")
+    count: int = Field(description="Number of waiting items; for `gate`, of calls in flight.")
+    detail: str = Field(description="The cause in words.")
     since: datetime | None = Field(description="When the pause, or the oldest call in flight, began.")
     first_at: datetime | None = Field(description="When the first of them is expected to start.")
-    last_at: datetime | None = Field(description="When the last is, at the earliest.")
+    last_at: datetime | None = Field(description="When the last of them is expected to start, at the earliest.")
     sample: list[WaitingExample]
 
 
 class WaitingPage(Page):
-    """Why a run, and all the runs that it waits for, wait."""
+    """Why a run, and all the runs that it waits for, wait: by cause, and item by item."""
 
-    summary: str = Field(description="One sentence for all of it.")
-    total: int = Field(description="Items that wait.")
-    in_flight: int = Field(description="Calls under way.")
-    in_flight_since: datetime | None = Field(description="The oldest of them.")
-    progress_at: datetime | None = Field(description="When something was last done; null once the run has ended.")
+    summary: str = Field(description="Why the run waits, in one sentence.")
+    total: int = Field(description="Number of waiting items.")
+    in_flight: int = Field(description="Number of calls in flight.")
+    in_flight_since: datetime | None = Field(description="When the oldest call in flight began.")
+    progress_at: datetime | None = Field(description="Time of the last progress; null once the run has ended.")
     blocked: bool = Field(description="Nothing is in flight, and nothing starts before its cause is gone.")
-    groups: list[WaitingGroup] = Field(description="By cause, the most frequent first.")
-    waiting: list[WaitingRow] = Field(description="A page of the items, in their order.")
+    groups: list[WaitingGroup] = Field(description="Waiting items by cause, the most frequent first.")
+    waiting: list[WaitingRow] = Field(description="A page of the waiting items, in queue order.")
 
 
 class LogRow(Shape):
@@ -136,14 +141,14 @@ class LogRow(Shape):
     message: str
     event_id: str | None
     data: Any
-    count: int = Field(description="How often it was said: from `at` to `last_at`.")
-    targets: list[str] | None = Field(description="Targets it is about, the first five.")
+    count: int = Field(description="Number of equal lines from `at` to `last_at`.")
+    targets: list[str] | None = Field(description="The first five targets that it is about.")
     last_at: datetime | None
 
 
 class LogPage(Page):
     log: list[LogRow]
-    total: int = Field(description="Lines there are.")
+    total: int = Field(description="Total number of lines.")
 
 
 class StartRun(Body):
@@ -153,14 +158,15 @@ class StartRun(Body):
         None,
         min_length=1,
         max_length=400,
-        description="Names the decision to run: while that run is not over, a second start is a no-op.",
+        description="Names the decision to run: while that run is not over, a second start is a no-op. The event key "
+        "of the run is `request:` and this.",
     )
 
 
 class StartedRun(Shape):
     run_id: Id
     event_key: str
-    deduplicated: bool = Field(description="The key was known: this is the run it started then.")
+    deduplicated: bool = Field(description="True: a run with this key existed, and this is that run.")
 
 
 class Reason(Body):
@@ -175,11 +181,11 @@ class EndPreview(Shape):
     ended: Literal[False]
     selected: int | None
     finished: int = Field(description="Targets that keep their outcome.")
-    in_flight: int = Field(description="Targets that are cancelled while a call of theirs is under way.")
-    waiting: int = Field(description="Targets that are cancelled and wait.")
-    children_that_end: int = Field(description="Runs that only this one waits for.")
-    children_that_go_on: int = Field(description="Runs that another open run or a person waits for, too.")
-    calls_in_flight: int = Field(description="Paid ones come to their end, and their results are kept.")
+    in_flight: int = Field(description="Targets that would be cancelled while a call is in flight.")
+    waiting: int = Field(description="Waiting targets that would be cancelled.")
+    children_that_end: int = Field(description="Runs that only this one waits for: they end with it.")
+    children_that_go_on: int = Field(description="Runs that another open run or a person waits for, too: they go on.")
+    calls_in_flight: int = Field(description="Calls in flight; paid ones finish, and their results are stored.")
 
 
 class EndedRun(Shape):

@@ -1,4 +1,4 @@
-"""Targets of runs: what became of each, one of them in full, and all runs that selected it."""
+"""Routes of targets of runs: their outcomes, one target in full, and all runs that selected a target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Command, Look, Noun, Surface
-from ecluse.access.wire import Filter, Shape, TargetFilter, text_in_path, with_ids_as_text
+from ecluse.access.wire import Filter, Shape, TargetFilter, with_ids_as_text
 from ecluse.api.runs import exists
 from ecluse.api.shapes import Id, ItemRow, LogRow, WaitingRow
 from ecluse.base.errors import NotFound
@@ -28,7 +28,7 @@ SELECT 1 FROM outcomes o JOIN runs r ON r.id = o.run_id WHERE o.target = %s AND 
 
 class TargetRow(Shape):
     target: str = Field(examples=["171234"])
-    outcome: Outcome | None = Field(description="null: not known yet.")
+    outcome: Outcome | None = Field(description="null: the target is open.")
     error_code: str | None
     reason: str | None
     effect_may_exist: bool = Field(description="Failed, but a write of it has or may have been applied.")
@@ -53,7 +53,7 @@ class TargetRunRow(TargetRow):
 
 
 class Attempt(Shape):
-    """A failed or ambiguous execution."""
+    """A failed or ambiguous execution of an item."""
 
     event_id: str
     round: int
@@ -63,7 +63,7 @@ class Attempt(Shape):
     error_code: str
     error: str
     http_status: int | None
-    ambiguous: bool = Field(description="The vendor may have acted.")
+    ambiguous: bool = Field(description="The vendor may have applied the call.")
     maybe_paid: bool | None = Field(description="A paid call was repeated although its first answer may exist.")
     outage: bool | None = Field(description="The vendor was down: no execution was used up.")
     retry_at: datetime | None
@@ -111,7 +111,7 @@ class Expected(Shape):
 
 
 class TargetInFull(TargetRow):
-    """Of each list the first 200 rows."""
+    """A target of a run in full; each list has at most its first 200 rows."""
 
     run_id: Id
     will_fail: Expected | None = Field(description="It has no outcome yet, but is known to fail.")
@@ -136,7 +136,7 @@ RUNS_OF_TARGET = Listing("runs", TargetRunRow, "run_targets", "runs.read", order
 
 async def known(look: Look, target: str) -> None:
     if await fetch_value(look.connection, ANY_RUN, (target, look.tenant)) is None:
-        raise NotFound(f"no run has selected a target {storable(target, 50)}")
+        raise NotFound(f"There is no run with the target {storable(target, 50)}.")
 
 
 surface.listing(
@@ -156,8 +156,8 @@ surface.listing(
 )
 async def show_target(look: Look, run_id: Annotated[int, Noun("run")], target: str) -> Row:
     """Show one target of a run in full: its items with every attempt, its writes at vendors, the log lines that name
-    it, the runs made for it, and why it waits."""
-    found = await targets.show_target(look.connection, look.tenant, run_id, text_in_path("target", target))
+    it, the runs started for it, and why it waits."""
+    found = await targets.show_target(look.connection, look.tenant, run_id, target)
     for name in ("items", "log", "runs", "waiting"):
         with_ids_as_text(found[name])
     return found
@@ -167,6 +167,6 @@ surface.listing(
     "/api/targets/{target:text}",
     RUNS_OF_TARGET,
     check=known,
-    list_runs_of_target="List all runs that selected this target, the newest first, and what became of it in each.",
+    list_runs_of_target="List all runs that selected this target, the newest first, with its outcome in each.",
     command=Command("targets", columns=("run_id", "flow", "status", "outcome", "error_code", "created_at")),
 )

@@ -1,30 +1,42 @@
-"""What was done and what is told: the audit trail, for admins, and the outbox of events. Read-only."""
+"""The audit trail, for admins, as a list and as a file, and the outbox of events. Read-only."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Literal
 
+from fastapi import Query, Request
 from pydantic import Field
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
 
-from ecluse.access.listing import Filters, Listing, Where
+from ecluse.access.door import caller_of, needs
+from ecluse.access.listing import Filters, Listing, Where, read_page
 from ecluse.access.surface import Command, Surface
-from ecluse.access.wire import Filter, Instant, Shape
+from ecluse.access.wire import Filter, Instant, Shape, reads_of
+from ecluse.api.outcomes import lines
 from ecluse.api.shapes import Id
+from ecluse.db.query import Row
 
 surface = Surface("trail")
+PAGE = 2_000  # rows of an export that are read at once
 EventState = Literal["waiting", "failing", "published"]
 
 
 class TrailRow(Shape):
     id: Id
     at: datetime
-    actor: str = Field(description="`key:<id>` over HTTP, `cli:<user>` on the command line.", examples=["key:3"])
+    actor: str = Field(
+        description="`key:<id>` over HTTP, `cli:<user>` on the command line, `address:<…>` of invalid credentials.",
+        examples=["key:3"],
+    )
     actor_name: str | None = Field(description="Of the key.")
     action: str = Field(examples=["run.end"])
     subject: str = Field(examples=["run:7"])
     reason: str | None
     request_id: str | None
+    times: int | None = Field(description="Of refusals: how many within the minute that begins at `at`.")
 
 
 class TrailFilters(Filters):
@@ -45,7 +57,7 @@ class EventRow(Shape):
     occurred_at: datetime
     state: EventState
     tries: int
-    try_at: datetime | None = Field(description="Not before; null: at once.")
+    try_at: datetime | None = Field(description="Not published before then; null: at once.")
     error: str | None
     published_at: datetime | None
 
@@ -62,9 +74,9 @@ EVENTS = Listing("events", EventRow, "event_list", "runs.read", filters=EventFil
 surface.listing(
     "/api/audit-trail",
     TRAIL,
-    list_trail="List what people and programs have changed, the newest first. Admins of the tenant `default` also see"
-    " what belongs to no tenant.",
-    command=Command("trail", columns=("at", "actor", "actor_name", "action", "subject", "reason")),
+    list_trail="List what people and programs have started and changed, log-ins and refusals, the newest first. Admins"
+    " of the tenant `default` also see what belongs to no tenant.",
+    command=Command("trail", columns=("at", "actor", "actor_name", "action", "subject", "times", "reason")),
 )
 surface.listing(
     "/api/events/outbox",
@@ -72,3 +84,45 @@ surface.listing(
     list_outbox="List events, the newest first: published, waiting to be, or failing, with their tries and last error.",
     command=Command("events list", columns=("id", "event_type", "aggregate", "state", "tries", "error", "occurred_at")),
 )
+
+
+@surface.routes.get(
+    "/api/audit-trail/export",
+    openapi_extra=needs("trail.read") | {"x-command": {"name": "trail export"}},
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/csv": {}, "application/x-ndjson": {}}, "description": "All entries"}},
+)
+async def export_trail(
+    request: Request,
+    format: Annotated[Literal["csv", "ndjson"], Query(description="`ndjson`: one JSON object per line.")] = "csv",  # noqa: A002
+    actor: Filter = None,
+    action: Filter = None,
+    subject: Filter = None,
+    since: Instant = None,
+    until: Instant = None,
+) -> StreamingResponse:
+    """Export the entries of the audit trail, the newest first, with the filters of the list."""
+    given = {"actor": actor, "action": action, "subject": subject, "since": since, "until": until}
+    kind = "text/csv; charset=utf-8; header=present" if format == "csv" else "application/x-ndjson"
+    name = {"Content-Disposition": f'attachment; filename="audit-trail.{format}"'}
+    first = await _page(request, given, None)  # before the answer begins: an error is still an answer
+    return StreamingResponse(_exported(request, given, format, first), media_type=kind, headers=name)
+
+
+async def _exported(request: Request, given: Row, form: str, page: Row) -> AsyncIterator[str | bytes]:
+    columns = list(TrailRow.model_fields)
+    if form == "csv":
+        yield lines([columns])
+    while True:
+        if form == "csv":
+            yield lines([row[name] for name in columns] for row in page["entries"])
+        else:
+            yield b"".join(to_json(row) + b"\n" for row in page["entries"])
+        if page["next_cursor"] is None:
+            return
+        page = await _page(request, given, page["next_cursor"])
+
+
+async def _page(request: Request, given: Row, cursor: str | None) -> Row:
+    caller = caller_of(request)
+    return await reads_of(request)(lambda c: read_page(c, caller, TRAIL, given, limit=PAGE, cursor=cursor))

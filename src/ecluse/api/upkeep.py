@@ -1,4 +1,5 @@
-"""Upkeep of an installation, for admins of the tenant `default`: retention, growth, and the doctor's findings."""
+"""Routes for the upkeep of an installation, for admins of the tenant `default`: retention, growth, and the doctor's
+findings."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ecluse.access import maintenance
+from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.keys import administrators_only
@@ -27,7 +29,7 @@ SCHEDULERS = "SELECT count(*)::int FROM replicas WHERE state = 'live' AND 'sched
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What the composition root knows of the settings, as `app.state.upkeep`."""
+    """Settings and checks from the composition root, as `app.state.upkeep`."""
 
     rules: Sequence[Rule]
     keep: Mapping[str, int]  # knobs of retention, in days
@@ -40,7 +42,7 @@ class PrunedKind(Shape):
     kind: str = Field(examples=["runs"])
     knob: str | None = Field(description="The setting; null: the time is fixed.", examples=["ECLUSE_KEEP_RUNS_DAYS"])
     days: int | None = Field(description="null: kept for ever.")
-    rows: int = Field(description="That would be deleted now.")
+    rows: int = Field(description="Number of rows that would be deleted now.")
     tables: dict[str, int]
     oldest: datetime | None
     newest: datetime | None
@@ -49,21 +51,21 @@ class PrunedKind(Shape):
 
 class GrowingKind(Shape):
     name: str
-    keep: int = Field(description="Days; 0: for ever.")
+    keep: int = Field(description="Days for which rows are kept; 0: for ever.")
     bytes: int
-    per_day: float = Field(description="Bytes.")
+    per_day: float = Field(description="Growth in bytes.")
 
 
 class Retention(Shape):
-    bytes: int = Field(description="Of the database.")
-    summary: str = Field(description="Size, growth and where it levels off, in one sentence.")
+    bytes: int = Field(description="Size of the database.")
+    summary: str = Field(description="Size, growth and expected final size, in one sentence.")
     kinds: list[PrunedKind]
-    growing: list[GrowingKind] = Field(description="Empty before a day of runs.")
+    growing: list[GrowingKind] = Field(description="Growth by kind; empty until there is a day of runs.")
 
 
 class AskedPrune(Shape):
     asked: Literal[True]
-    schedulers: int = Field(description="Live ones: without any, nothing is deleted until one starts.")
+    schedulers: int = Field(description="Live schedulers; without one, nothing is deleted until one starts.")
 
 
 class Prune(Body):
@@ -91,7 +93,7 @@ def _upkeep(look: Look) -> Upkeep:
     "/api/retention", needs="retention.read", answer=Retention, command=Command("retention show", columns=("kinds",))
 )
 async def show_retention(look: Look) -> Row:
-    """Show the size of the database, its growth, and what retention would delete now. Nothing is deleted."""
+    """Show the size of the database, its growth, and the rows that retention would delete now. Nothing is deleted."""
     upkeep = _upkeep(look)
     standing, days, groups = await growth.measure(look.connection, upkeep.keep)
     foreseen = await sweep.foresee(look.connection, look.kit.by_name, upkeep.rules)
@@ -138,7 +140,9 @@ async def prune_now(act: Act, body: Prune) -> Row:  # noqa: ARG001 - its reason 
 async def check_installation(look: Look) -> Row:
     """Check settings, disk and database of this server, with advice per problem. Nothing is changed."""
     upkeep = _upkeep(look)
-    found = [*upkeep.check(), *await check_database(look.kit.dsn, upkeep.db_pool, upkeep.keep)]
+    secrets: Secrets | None = look.state.secrets
+    known = (upkeep.db_pool, upkeep.keep, secrets.key_ids if secrets else ())
+    found = [*upkeep.check(), *await check_database(look.kit.dsn, *known)]
     for package in look.state.packages:
         found += await package.doctor(look.connection) if package.doctor is not None else ()
     return {"findings": [asdict(one) for one in found]}

@@ -1,1 +1,1 @@
-"""Helpers that every package may import: errors, time and randomness, ids, logging. No database, no network."""
+"""Helpers that every package may import: errors, time, ids, text, logging. No database, no network."""

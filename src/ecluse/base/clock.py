@@ -1,6 +1,5 @@
-"""The clock that is passed to the code that needs the time. `Clock` adds the one offset row of the database (zero
-outside tests), so that Python and SQL (`ecluse_now()`) always agree on the time; durations are measured on the
-monotonic clock."""
+"""The clock that is passed to the code that needs the time. `Clock` follows the clock of the database (`ecluse_now()`),
+so that Python and SQL agree on the time; durations are measured on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock:
-    """The current time of the program. `offset` is the value of the row `clock_offset`, which the engine reads: zero
-    outside tests."""
+    """The current time of the program: this host's time plus `offset`, the difference from the database's clock, which
+    the engine measures at intervals (`set_clock`)."""
 
     def __init__(self) -> None:
         self.offset = timedelta(0)

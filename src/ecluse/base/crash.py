@@ -30,14 +30,16 @@ POINTS = (
 )
 POINTS_OF_A_TICK = ("in tick", "after tick")
 POINTS_OF_AUTOMATION = ("in dispatch",)
+POINTS_OF_PAYING = ("after reserve",)
 POINTS_OF_RETENTION = ("in prune", "after prune")
+POINTS_OF_ROTATION = ("in rotation", "after rotation")
 
 _armed = os.environ.get("ECLUSE_CRASH_AT")
 
 
 def after_step(name: str) -> str:
-    """Return the name of the crash point after a step's work and before its completion is recorded: the step runs
-    again."""
+    """Return the name of the crash point that lies after a step's work and before its completion is recorded; after a
+    crash there, the step runs again."""
     return f"after step {name}"
 
 

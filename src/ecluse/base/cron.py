@@ -148,8 +148,8 @@ class Cron:
 
 
 def passes(label: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """Return the instants of the first and the second time that clocks show `label`: equal, unless it is in a doubled
-    hour. In a gap, where no clock shows it, the first is later than the second."""
+    """Return the instants at which clocks in the zone show `label` for the first and for the second time: equal, unless
+    it is in a doubled hour. In a gap, where no clock shows it, the first is later than the second."""
     first = label.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return first, label.replace(tzinfo=zone, fold=1).astimezone(UTC)
 

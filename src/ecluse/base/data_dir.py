@@ -1,4 +1,4 @@
-"""The directory of what a host keeps for itself: the embedded PostgreSQL, keys and log files."""
+"""The default data directory of a host, which holds the embedded PostgreSQL, keys and log files."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ EcluseError                  carries a stable `code` and a message that says wha
  ├─ InvalidInput             the caller sent something wrong: 4xx, exit code 2
  ├─ Conflict                 the present state does not allow it: 409, exit code 2
  ├─ NotFound                 no such run, flow or record: 404, exit code 2
- ├─ ForbiddenTransition      a status move that the flow's table does not list; nothing was written
+ ├─ ForbiddenTransition      a status change that the flow does not declare; nothing was written
  ├─ NonRetriableError        ends a run at once, as failed
  └─ VendorError              a call to a vendor failed
      ├─ PermanentError       the vendor refused: a retry makes no sense
@@ -16,11 +16,12 @@ EcluseError                  carries a stable `code` and a message that says wha
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Self
 
 
 class EcluseError(Exception):
-    """Base of the errors below. `code` is stable and meant for programs, `message` says what to do."""
+    """Base class of the errors of Ecluse. `code` is stable and meant for programs, `message` is for people."""
 
     code = "ERROR"
 
@@ -59,7 +60,7 @@ class NotFound(EcluseError):
 
 
 class ForbiddenTransition(EcluseError):
-    """A status move that the flow's table does not list. Nothing was written."""
+    """A status change of a run that the flow does not declare. Nothing was written."""
 
     code = "FORBIDDEN_TRANSITION"
 
@@ -77,12 +78,14 @@ class NonRetriableError(EcluseError):
 
 
 class VendorError(EcluseError):
-    """A failed call to a vendor. `ambiguous`: the call, if it was a write, may have been applied all the same. `status`
-    is the HTTP status, for people to read: the class of the error already says what it means."""
+    """A failed call to a vendor. `ambiguous`: a write may have been applied although the call failed. `status` is the
+    HTTP status, for people to read: the class of the error decides what follows. `cost`: what the vendor charges for a
+    call whose answer is of no use."""
 
     code = "VENDOR_ERROR"
     ambiguous = True
     status: int | None = None
+    cost: Decimal | None = None
 
     def explained(self, message: str, *, code: str | None = None) -> Self:
         """Replace the message, and the code if given; return the same error."""
@@ -102,7 +105,7 @@ class PermanentError(VendorError):
 
 
 class TransientError(VendorError):
-    """A failure that a retry may heal. `retry_after`: seconds to wait, if the vendor gave them."""
+    """A failed call that may succeed if it is repeated. `retry_after`: seconds to wait, if the vendor gave them."""
 
     code = "VENDOR_UNAVAILABLE"
 

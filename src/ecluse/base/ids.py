@@ -17,7 +17,7 @@ def workflow_id(tenant_id: str, event_key: str) -> str:
 
 
 def retry_id(event_id: str, round_: int) -> str:
-    """Return the event id for a round (0 is the first): a deliberate repetition is a new event, a replay of the same
+    """Return the event id of a round (0 is the first): a deliberate repetition is a new event, a replay of the same
     round is not."""
     return event_id if round_ == 0 else f"{event_id}-retry-{round_}"
 
@@ -30,8 +30,8 @@ def item_event_id(flow: str, run_id: int, stage: str, key: str, round_: int) -> 
 
 def effect_id(tenant_id: str, event_key: str, stage: str, key: str, round_: int) -> uuid.UUID:
     """Return the id of a wanted write, the same in every attempt, so that the vendor can distinguish a retry from a
-    second write. Computed from the run's event key, not from its id: a run lost with the last seconds of a database is
-    started again under the same key."""
+    second write. It is computed from the run's event key, not from its id: a run that is lost because the database lost
+    its last seconds is started again under the same key."""
     return uuid.uuid5(EFFECTS, json.dumps([tenant_id, event_key, stage, key, round_]))
 
 

@@ -90,8 +90,8 @@ def configure(level: str = "INFO", form: Literal["line", "json"] = "line") -> No
 
 
 def _record(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Use the same field names everywhere: `error` and `code` become `error_message` and `error_code`; an exception
-    fills them where they are not given."""
+    """Complete a log record: rename `error` and `code` to `error_message` and `error_code`, fill them from an exception
+    where they are not given, and add `job_id` and `event_type`."""
     error = event.pop("exc_info", None)
     error = sys.exc_info()[1] if error is True else error[1] if isinstance(error, tuple) else error
     if isinstance(error, BaseException):

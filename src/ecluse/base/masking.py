@@ -6,8 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 HIDDEN = "***"
+ORIGIN_ENDS = "/…"  # in place of the path and query of a URL
 SECRETS = r"key|token|secret|passw(?:or)?d|passphrase|authorization|cookie|credentials?|signature"
 SECRET_NAME = re.compile(f"({SECRETS})$", re.IGNORECASE)
 # Plurals, only at the beginning of a word: api_keys and apiKeys, not monkeys.
@@ -71,3 +73,10 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
 def _is_secret(name: str, value: Any) -> bool:
     # A number under a plural name is a count, not a secret.
     return bool(SECRET_NAME.search(name) or (SECRET_NAMES.search(name) and not isinstance(value, int | float)))
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL. Path and query, which are often a secret, are replaced by an ellipsis; of an origin
+    the result is the same."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{ORIGIN_ENDS}"

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
     """Return the seconds to wait from `now`, which should be the vendor's own clock (its Date header) where there is
-    one."""
+    one; None without a value or for an unreadable one."""
     if value is None:
         return None
     value = value.strip()

@@ -11,7 +11,7 @@ LONGEST_FOREIGN_ID = 200  # characters of an id from another system
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names of a list for a message, with an ellipsis if there are more."""
+    """Join the first `most` names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 

@@ -23,7 +23,8 @@ class Fire(NamedTuple):
 
 @dataclass(frozen=True)
 class Timetable:
-    """When a schedule is due: a cron expression in a time zone, and the window that its runs must begin in, if any."""
+    """The times at which a schedule is due: a cron expression in a time zone and, if given, the window in which its
+    runs must begin."""
 
     cron: Cron
     zone: ZoneInfo
@@ -44,8 +45,8 @@ class Timetable:
         return next(self.due(after))
 
     def latest(self, after: datetime, until: datetime, most: int) -> tuple[list[datetime], int]:
-        """Return the latest `most` due instants in (after, until], and about how many precede them: those are counted
-        by the calendar, ignoring clock changes. The cost stays small however long ago `after` was."""
+        """Return the latest `most` due instants in (after, until], and the approximate number of due instants before
+        them, counted by the calendar without clock changes. The cost stays small however long ago `after` was."""
         span = timedelta(hours=2)
         while True:
             start = max(after, until - span)
@@ -59,7 +60,7 @@ class Timetable:
         return listed, self._about(after, listed[0])
 
     def _about(self, after: datetime, before: datetime) -> int:
-        """Return about how many instants are due after `after` and before `before`, counted by the calendar."""
+        """Return the approximate number of instants due between `after` and `before`, counted by the calendar."""
         minutes = self.cron.minutes_of_day()
         if self.window is not None:
             minutes = {minute if self.window.holds(minute) else self.window.start for minute in minutes}
@@ -80,7 +81,7 @@ class Timetable:
         return fires
 
     def _mark(self, at: datetime) -> str | None:
-        """Return why this due instant is not simply the time that the expression names; None if it is."""
+        """Explain why this due instant is not simply the time that the expression names; None if it is."""
         label = at.replace(tzinfo=None, fold=0)
         first, second = passes(label, self.zone)
         if first < second:
@@ -92,5 +93,5 @@ class Timetable:
 
 
 def timetable(expression: str, zone: str, window_start: str | None, window_end: str | None) -> Timetable:
-    """Build a timetable; raise InvalidInput that names the wrong part."""
+    """Build a timetable from its parts as text; raise InvalidInput that names the invalid part."""
     return Timetable(cron.parse(expression), cron.zone(zone), windows.parse(window_start, window_end))

@@ -58,8 +58,7 @@ class Tracer:
         self._write("DONE:", what, data, seconds=seconds)
 
     def fan_out(self, event: str, count: int, event_ids: Sequence[str], **data: Any) -> None:
-        """Log a fan-out of `count` events, with a sample of their ids, by which it can be proved that they were
-        dispatched."""
+        """Log a fan-out of `count` events, with a sample of their ids by which the dispatch can be traced."""
         facts = {**data, "items": count, "event_ids": list(event_ids)}
         self._write("FAN-OUT:", f"{event} x{count}", facts, event_id=event_ids[0] if event_ids else None)
 

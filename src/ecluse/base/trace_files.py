@@ -25,8 +25,8 @@ class TraceFolder:
         return self.folder / f"{self.workflow}-run-{run_id}{self.suffix}"
 
     def erase(self, run_id: int, naming: str | None = None) -> int:
-        """Remove the file of a run, or only its lines that contain the word `naming`; return how many files were
-        changed."""
+        """Remove the file of a run, or only its lines that contain the word `naming`; return the number of files
+        changed (0 or 1)."""
         file = self.of_run(run_id)
         if not file.exists():
             return 0
@@ -41,8 +41,8 @@ class TraceFolder:
 
 
 class TraceFiles:
-    """A trace listener that writes files. Lines are written synchronously, on the loop, so that the last line before a
-    crash is there, too."""
+    """A trace listener that writes each record of a run to the run's file. It writes synchronously, so that the last
+    line before a crash is in the file."""
 
     def __init__(self, place: TraceFolder, now: Callable[[], datetime]) -> None:
         self._place, self._now = place, now

@@ -8,7 +8,7 @@ from collections import deque
 
 
 class Turnstile:
-    """A gate that at most `a_pass` coroutines go through per pass of the event loop."""
+    """A limiter that lets at most `a_pass` coroutines continue per pass of the event loop."""
 
     def __init__(self, a_pass: int) -> None:
         self._a_pass = self._left = a_pass
@@ -28,7 +28,7 @@ class Turnstile:
             await self._waiting[-1]
 
     def _turn(self) -> None:
-        """Let the next coroutines through, once per pass of the loop while any come."""
+        """Let the next coroutines continue; scheduled once per pass of the loop for as long as coroutines arrive."""
         self._left = self._a_pass
         while self._waiting and self._left > 0:
             future = self._waiting.popleft()

@@ -1,6 +1,5 @@
-"""Messages for callers from pydantic's validation errors, with field names as the caller spelled them and without the
-prefixes that pydantic puts before the messages of our own validators; and bases of models: with two spellings, with
-fields of other models."""
+"""Readable messages from pydantic's validation errors: field names as the caller spelled them, without pydantic's
+prefixes. And base classes of models: accepted in two spellings, or with the fields of another model."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ def as_it_is(name: str) -> str:
 
 
 def as_sent(body: Any, *, guess: bool = True) -> Spelling:
-    """Return the spelling of a JSON body: names that it contains in camelCase are written in camelCase. With `guess`,
-    names that it does not contain are, too, if all of its own are."""
-    sent = set(_names(body))
+    """Return the spelling used in a JSON body: a field name that the body has in camelCase is spelled in camelCase.
+    With `guess`, names that it does not contain are spelled so, too, if all of its own names are."""
+    sent = set(names_in(body))
     camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
 
     def spelled(name: str) -> str:
@@ -39,13 +38,13 @@ def as_sent(body: Any, *, guess: bool = True) -> Spelling:
 
 
 def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
-    """Return the message of one entry of a model's `errors()`, without the place."""
+    """Return the message of one entry of a model's `errors()`, without the field that it is about."""
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 
 def where(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
-    """Return the place of one entry of a model's `errors()`, such as `fiche_selection.mode`; empty for the value as a
-    whole."""
+    """Return the path of the field that one entry of a model's `errors()` is about, such as `fiche_selection.mode`;
+    empty for the value as a whole."""
     return ".".join(spelled(part) if isinstance(part, str) else str(part) for part in error["loc"])
 
 
@@ -100,7 +99,8 @@ class EitherSpelling(BaseModel):
 
 
 class Partial(EitherSpelling):
-    """Base of models of changes: only the given fields, and null only where it has a meaning."""
+    """Base of models of changes: fields that are not given stay unchanged, and null is refused unless the field is in
+    `nullable`."""
 
     nullable: ClassVar[tuple[str, ...]] = ()
 
@@ -131,10 +131,11 @@ def _completed(
     return create_model(name, __base__=incomplete, __module__=incomplete.__module__, __doc__=doc, **fields)
 
 
-def _names(value: Any) -> Iterator[str]:
+def names_in(value: Any) -> Iterator[str]:
+    """Yield the names of all fields in a JSON value."""
     if isinstance(value, Mapping):
         yield from value
         value = list(value.values())
     if isinstance(value, list):
         for one in value:
-            yield from _names(one)
+            yield from names_in(one)

@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 2.0
 
 @cache
 def commit() -> str | None:
-    """Return the short commit id; None if built outside of a repository, or run from one where git is missing."""
+    """Return the short commit id; None if the package was built outside of a repository, or git cannot be asked."""
     if STAMP.exists():
         return STAMP.read_text().strip() or None
     git = shutil.which("git") if (CHECKOUT / ".git").exists() else None

@@ -32,7 +32,7 @@ class Window:
         return minute >= self.start or minute <= self.end
 
     def contains(self, instant: datetime, zone: ZoneInfo) -> bool:
-        """Return True if an instant, seen in the zone, is inside."""
+        """Return True if the instant is inside the window, by the wall-clock time of the zone."""
         local = instant.astimezone(zone)
         return self.holds(60 * local.hour + local.minute)
 
@@ -51,14 +51,14 @@ class Window:
 
 
 def parse(start: str | None, end: str | None) -> Window | None:
-    """Return the window from `HH:MM` to `HH:MM`; None if neither is given. Raises InvalidInput if only one is, or they
-    are equal or unreadable."""
+    """Return the window from `HH:MM` to `HH:MM`; None if neither is given. Raise InvalidInput if only one is given, if
+    they are equal, or if one cannot be parsed."""
     if start is None and end is None:
         return None
     if start is None or end is None:
         raise InvalidInput("an execution window has a start and an end, or neither")
     if start == end:
-        raise InvalidInput(f"an execution window from {start} to {end} is none: start and end must differ")
+        raise InvalidInput(f"an execution window from {start} to {end} is empty: start and end must differ")
     return Window(_minute(start), _minute(end))
 
 

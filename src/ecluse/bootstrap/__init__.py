@@ -4,7 +4,7 @@ settings."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,18 +35,19 @@ from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
 
 if TYPE_CHECKING:
+    from ecluse.access.limits import Allowed
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
     from ecluse.notify.work import Setup
     from ecluse.realtime.limits import Limits
-    from ecluse.realtime.room import Realtime
+    from ecluse.realtime.room import LostRights, Realtime
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Database:
-    """The opened database."""
+    """An opened database: its address and, if it is embedded, its server."""
 
     dsn: str
     server: embedded.Embedded | None  # the embedded server, if this process started or joined it
@@ -68,7 +69,7 @@ def open_database(settings: Settings) -> Database:
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
-    """Return by workflow the folder of the log files of its runs; it need not exist."""
+    """Return the folder of the log files of runs, by workflow; it need not exist."""
     data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
@@ -88,23 +89,46 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     """Load the secret key; raise SetUpError if stored secrets were encrypted with another one. None: there is no key,
     and no stored secret that would need one."""
-    from ecluse.access.secrets import Secrets, check_fits, key_file, made_once, read_key  # only servers need ciphers
+    from ecluse.access.secrets import check_fits, made_once  # only servers need ciphers
 
-    secrets = None
-    if settings.ECLUSE_SECRET_KEY is not None:
-        secrets = Secrets(read_key(settings.ECLUSE_SECRET_KEY.get_secret_value(), "ECLUSE_SECRET_KEY"))
-    elif settings.ECLUSE_SECRET_KEY_FILE is not None:
-        secrets = Secrets(key_file(settings.ECLUSE_SECRET_KEY_FILE))
-    elif database.server is not None:
-        secrets = Secrets(made_once(database.server.data_dir / "secret.key"))
+    if _key_of(settings, "ECLUSE_SECRET_KEY") is None and database.server is not None:
+        made_once(database.server.data_dir / "secret.key")
+    secrets = load_secrets(settings, database)
     with psycopg.connect(database.dsn) as connection:
         stored = connection.execute("SELECT DISTINCT key_id FROM secrets").fetchall()
     check_fits(secrets, [row[0] for row in stored])
     return secrets
 
 
-def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -> Realtime:
-    """Build realtime from the settings; warn and leave hosted Pusher out if only some of its knobs are set."""
+def load_secrets(settings: Settings, database: Database) -> Secrets | None:
+    """Load the secret key and, while it is being replaced, the old one; None if there is no key."""
+    from ecluse.access.secrets import Secrets, key_file
+
+    key = _key_of(settings, "ECLUSE_SECRET_KEY")
+    if key is None and database.server is not None and (own := database.server.data_dir / "secret.key").exists():
+        key = key_file(own)
+    return None if key is None else Secrets(key, _key_of(settings, "ECLUSE_SECRET_KEY_OLD"))
+
+
+def _key_of(settings: Settings, knob: str) -> bytes | None:
+    from ecluse.access.secrets import key_file, read_key
+
+    given, path = getattr(settings, knob), getattr(settings, f"{knob}_FILE")
+    if given is not None:
+        return read_key(given.get_secret_value(), knob)
+    return None if path is None else key_file(path)
+
+
+def allowed(settings: Settings) -> Allowed:
+    """Return the limits per key and tenant."""
+    from ecluse.access.limits import KNOB, Allowed  # only servers have callers
+
+    return Allowed(**{one.name: getattr(settings, KNOB + one.name.upper()) for one in fields(Allowed)})
+
+
+def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits, lost_rights: LostRights) -> Realtime:
+    """Build realtime from the settings. If only some of the knobs of hosted Pusher are set, it is left out, with a
+    warning."""
     from ecluse.realtime.room import HostedApp, Realtime
 
     given = (settings.PUSHER_APP_ID, settings.PUSHER_KEY, settings.PUSHER_SECRET)
@@ -116,7 +140,8 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
         hosted = HostedApp(settings.PUSHER_APP_ID, settings.PUSHER_KEY, secret, *where)
     elif any(given) or place:
         log.warning(
-            "hosted Pusher is not used: set PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET, and PUSHER_CLUSTER or PUSHER_HOST"
+            "realtime: hosted Pusher is not used, some knobs are unset: set PUSHER_APP_ID, PUSHER_KEY, PUSHER_SECRET, "
+            "and PUSHER_CLUSTER or PUSHER_HOST"
         )
     return Realtime(
         secrets,
@@ -125,11 +150,12 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits) -
         dry_run=settings.PUSHER_DRY_RUN,
         hosted=hosted,
         limits=limits,
+        lost_rights=lost_rights,
     )
 
 
 def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
-    """Return the settings of the notifications flow; without a mail server's knobs it sends no mail."""
+    """Return the settings of the notifications flow; without SMTP_HOST and MAIL_FROM it sends no mail."""
     from ecluse.notify.work import Setup, Smtp  # only servers send notifications
 
     smtp = None
@@ -154,6 +180,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
         webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
         smtp=smtp,
         public_url=settings.ECLUSE_PUBLIC_URL,
+        mails_per_day=settings.ECLUSE_MAILS_PER_DAY,
         connections=min(DELIVERING, settings.ECLUSE_DB_POOL),
     )
 
@@ -176,7 +203,7 @@ def bootstrap(
     from ecluse.notify.flow import working
 
     def able(flow: Flow) -> Flow:
-        """Give the flow what was not available yet when it was loaded: secrets and the database."""
+        """Return the flow with the resources that were not available when it was loaded: secrets and the database."""
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
         if flow.name == "automation":
@@ -203,6 +230,6 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings))],
+        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings), secrets)],
     )
     return kit

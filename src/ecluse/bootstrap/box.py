@@ -53,6 +53,8 @@ def transcription_config(settings: Settings) -> Config:
         max_wait=timedelta(seconds=settings.TRANSCRIPTION_MAX_WAIT_SECONDS),
         stall=timedelta(minutes=settings.TRANSCRIPTION_STALL_MINUTES),
         requests_per_minute=settings.RATE_LIMITS_TRANSCRIPTION,
+        prices=settings.speech_prices,
+        default_length=timedelta(minutes=settings.ELEVENLABS_DEFAULT_MINUTES),
     )
 
 
@@ -60,8 +62,11 @@ def vendor_setup(settings: Settings, secrets: Secrets | None = None) -> Setup:
     """Return what the clients of vendors need; `secrets` decrypts the keys of connections and schedules."""
     from ecluse.flows.connections.clients import Access, Setup
     from ecluse.vendors.elevenlabs import Speech
-    from ecluse.vendors.llm import Prices
+    from ecluse.vendors.llm import Price, Prices
 
+    of_input, of_output = settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION
+    other = None if of_input is None or of_output is None else Price(of_input, of_output)
+    models = {model: Price(*price) for model, price in settings.llm_prices.items()}
     return Setup(
         environment={
             "crm": Access(settings.CRM_BASE_URL, _secret(settings.CRM_API_KEY)),
@@ -77,7 +82,7 @@ def vendor_setup(settings: Settings, secrets: Secrets | None = None) -> Setup:
         },
         connections=settings.ECLUSE_HANDS,
         speech=Speech(model=settings.ELEVENLABS_MODEL),
-        prices=Prices(settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION),
+        prices=Prices(models, other, settings.LLM_RESERVED_OUTPUT_TOKENS),
         upload=settings.STT_UPLOAD == "file",
     )
 
@@ -165,7 +170,7 @@ class Lacking:
 
 
 def lacking(settings: Settings) -> list[Lacking]:
-    """Return the built-in flows whose runs would fail for want of a knob."""
+    """Return the built-in flows whose runs would fail because knobs are unset."""
     wanted = {
         "transcription": ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY"),
         "audit": ("LLM_API_KEY", "LLM_MODEL"),
@@ -181,8 +186,8 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then those of other packages (`load_packages`). Raises SetUpError for one that cannot
-    be loaded or a name that occurs twice."""
+    """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError for one that cannot
+    be loaded, or a name that occurs twice."""
     transcription = _transcription(settings)
     box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
@@ -194,14 +199,14 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 
 
 def load_packages(settings: Settings, extra: Sequence[str] = ()) -> list[Package]:
-    """Return the packages of others: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
+    """Return the packages that are not built in: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
     installed = {f"{one.value}": one.name for one in entry_points(group="ecluse.flows")}
     named = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     return [_load(name) for name in dict.fromkeys((*installed, *named, *extra))]
 
 
 def _load(name: str) -> Package:
-    """Import the package or the flow given as `module:NAME`."""
+    """Import the package or the flow named `module:NAME`; raise SetUpError if that is not possible."""
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one

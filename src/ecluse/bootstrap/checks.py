@@ -9,12 +9,31 @@ from typing import Any
 from ecluse.bootstrap.box import lacking
 from ecluse.doctor.findings import Finding, graded
 from ecluse.settings import Settings
+from ecluse.settings.limits import LimitKnobs
 
 FREE = (2 * 1024**3, 200 * 1024**2)  # free bytes on the disk: warn below, fail below
 
 
 def check_settings(given: Settings) -> list[Finding]:
-    return [_environment(given), *_flows(given), *_secrets(given)]
+    return [
+        _environment(given),
+        *_flows(given),
+        *_secrets(given),
+        _limits(given),
+        *(Finding("ok", "prices", one) for one in unpriced(given)),
+    ]
+
+
+def unpriced(given: Settings) -> list[str]:
+    """Say of the models that are in use which have no price, so that budgets count their calls as 0."""
+    other = given.LLM_PRICE_INPUT_PER_MILLION is not None and given.LLM_PRICE_OUTPUT_PER_MILLION is not None
+    found = []
+    if given.LLM_API_KEY and given.LLM_MODEL and given.LLM_MODEL not in given.llm_prices and not other:
+        found.append(f"no price for {given.LLM_MODEL}: budgets count its audits as 0; set LLM_PRICES")
+    if given.ELEVENLABS_API_KEY and given.ELEVENLABS_MODEL not in given.speech_prices:
+        model = given.ELEVENLABS_MODEL
+        found.append(f"no price for {model}: budgets count its transcriptions as 0; set ELEVENLABS_PRICES")
+    return found
 
 
 def check_disk(place: str) -> Finding:
@@ -33,7 +52,8 @@ def _environment(given: Settings) -> Finding:
 
 
 def _flows(given: Settings) -> list[Finding]:
-    """Warn of flows that are set up in part. A flow of which no variable is set is not in use: no warning."""
+    """Return a finding per built-in flow with unset knobs: a warning if only some of its knobs are set; a flow with
+    none set is not in use."""
     return [
         Finding(
             "warn", one.flow, f"runs of this flow fail: {', '.join(one.unset)} unset", "set all variables of this flow"
@@ -45,12 +65,23 @@ def _flows(given: Settings) -> list[Finding]:
 
 
 def _secrets(given: Settings) -> list[Finding]:
-    """Warn if there is no secret key. The embedded PostgreSQL gets one by itself, other databases do not."""
+    """Warn if there is no secret key. With the embedded PostgreSQL one is created automatically, with other databases
+    not."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
     says = "there is no key to encrypt secrets with: webhooks, API keys of schedules and Pusher apps are refused"
     do = "set ECLUSE_SECRET_KEY (`openssl rand -base64 32`) or ECLUSE_SECRET_KEY_FILE, the same for every replica"
     return [Finding("warn", "secrets", says, do)]
+
+
+def _limits(given: Settings) -> Finding:
+    """Show the limits per key and tenant, and warn of those that are off."""
+    found = {name: getattr(given, name) for name in LimitKnobs.model_fields}
+    says = ", ".join(f"{name}={most}" for name, most in found.items() if most)
+    if off := [name for name, most in found.items() if not most]:
+        do = "one tenant can use up what others need: set a limit, unless there is only one tenant"
+        return Finding("warn", "limits", f"no limit: {', '.join(off)}; {says}", do)
+    return Finding("ok", "limits", says)
 
 
 def _is_less(text: str, used: Any) -> bool:

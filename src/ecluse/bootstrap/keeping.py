@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from ecluse.engine import Flow
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, Aged
+from ecluse.retention.kinds import ATTEMPTS, EVENTS, LEASES, LOGS, SLOTS, SPEND, Aged
 from ecluse.retention.sweep import OldRuns, Rule
 from ecluse.retention.workflows import WORKFLOWS
 from ecluse.settings import Settings
@@ -18,7 +18,7 @@ FIXED = timedelta(days=1)
 
 
 def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
-    """Return what retention deletes and after how long, in order: rows with an age of their own, then runs with their
+    """Return the rules of retention, in the order of deletion: rows with an age of their own, then runs with their
     remaining rows, then audits and fiches, which runs refer to."""
     from ecluse.access import audit_trail, idempotency
     from ecluse.flows.audits import store as audits
@@ -35,6 +35,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "SLOTS": SLOTS,
         "WORKFLOWS": WORKFLOWS,
         "PAID_RESULTS": store.KEPT,
+        "SPEND": SPEND,
         "LEASES": LEASES,
         "AUDIT_TRAIL": audit_trail.KEPT,
         "DELIVERIES": OldRuns("deliveries", deliveries),
@@ -50,5 +51,5 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
 
 
 def keep_days(settings: Settings) -> dict[str, int]:
-    """Return the knobs of retention by name, in days; 0: for ever."""
+    """Return the knobs of retention by name, in days; 0 means for ever."""
     return {name: getattr(settings, name) for name in Settings.model_fields if name.startswith("ECLUSE_KEEP_")}

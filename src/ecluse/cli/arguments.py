@@ -1,4 +1,5 @@
-"""Arguments and options of a command: a parser from its fields, and the request from what was given."""
+"""The arguments of a command of a server: its parser, made from the command's declared fields, and the request made
+from the parsed values."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with a sentence, and names the option that was perhaps meant."""
+    """Argument parser of a command. A wrong use raises Failure with one sentence, which suggests the option that was
+    perhaps meant."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -51,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             option = next((word for word in rest if word.startswith("-")), None)
             if option is None:
-                self.error(f"there is no place for {rest[0]!r}.")
+                self.error(f"unexpected argument {rest[0]!r}.")
             name = option.partition("=")[0]
             self.error(f"there is no option {name}.{meant(name, self.options())}")
         return given
@@ -79,7 +81,7 @@ def parser_for(command: Json, epilog: str = "") -> Parser:
 
 
 def _add_by_place(parser: Parser, field: Json, *, optional: bool) -> None:
-    """Add a positional argument. A field of the body may be given in --body instead."""
+    """Add a positional argument. It is optional if its field may be given in --body instead."""
     many = field["type"] == "list"
     count = "*" if many else "?" if optional else None
     parser.add_argument(_dest(field), nargs=count, metavar=metavar(field), help=_help(field))
@@ -107,7 +109,8 @@ def metavar(field: Json) -> str:
 
 
 def explained(field: Json) -> str:
-    """Return what is known of a field, for the help and the reference."""
+    """Describe an argument or option of a command, for its help and the reference: help text, choices, default, whether
+    it is required."""
     parts = [field["help"].rstrip(".")] if "help" in field else []
     if not parts and field["in"] == "path":
         parts = [f"{'id' if field['name'].endswith('_id') else 'name'} of the {noun(field)}"]
@@ -137,7 +140,8 @@ def _help(field: Json) -> str:
 
 
 def request_of(command: Json, given: argparse.Namespace) -> tuple[str, Json, Json | None]:
-    """Return path, query and body."""
+    """Return path, query and body of the request that the parsed arguments describe; raise Failure if required fields
+    are missing."""
     path, query, body = command["path"], {}, _whole_body(given)
     for field in command["fields"]:
         text = getattr(given, _dest(field))
@@ -200,7 +204,8 @@ def _scalar(kind: str, choices: Sequence[Any] | None, name: str, given: Any) -> 
 
 
 def read_json(text: str, name: str) -> Any:
-    """Parse JSON; `@file` reads a file and `@-` stdin."""
+    """Parse JSON from the text; `@file` stands for the content of a file, `@-` for stdin. `name` is the option, for
+    errors."""
     try:
         return json.loads(read_text(text[1:], name) if text.startswith("@") else text)
     except (ValueError, RecursionError) as error:
@@ -208,7 +213,7 @@ def read_json(text: str, name: str) -> Any:
 
 
 def read_text(file: str, name: str) -> str:
-    """Read a file, or stdin if the name is `-`."""
+    """Read a text file, or stdin if the name is `-`. `name` is the option, for errors."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text()
     except OSError as error:

@@ -1,4 +1,5 @@
-"""All commands by name: those of this program, and those of servers from commands.json or a server's own document."""
+"""All commands by name: commands of this program (Local), and commands of servers from commands.json or from the
+OpenAPI document of a server."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ ABOUT = "Periodic work over records held in other people's systems, with one tru
 
 @dataclass(frozen=True)
 class Local:
-    """A command of this program. `add` declares its arguments; `run` returns the exit code."""
+    """A command of this program, as opposed to one that a server offers. `add` declares its arguments; `run` returns
+    the exit code."""
 
     name: str
     help: str
@@ -64,7 +66,7 @@ def name_of(command: Local | Json) -> str:
 
 
 def find(commands: Iterable[Local | Json], words: Sequence[str]) -> Found:
-    """Return the command with the longest name that these words begin with, or the group."""
+    """Find the command with the longest name that these words begin with, else the group of commands that they name."""
     by_words = {tuple(name_of(one).split()): one for one in commands}
     for count in range(len(words), 0, -1):
         if (start := tuple(words[:count])) in by_words:
@@ -75,7 +77,8 @@ def find(commands: Iterable[Local | Json], words: Sequence[str]) -> Found:
 
 
 def below(commands: Iterable[Local | Json], group: Sequence[str]) -> dict[str, str]:
-    """Return by name what a group has: the first sentence of a command, or the commands of a group."""
+    """Return the entries of a group by name: for a command the first sentence of its help, for a group the names of its
+    commands."""
     found: dict[str, list[str]] = {}
     summaries = {}
     for one in commands:
@@ -93,7 +96,7 @@ def below(commands: Iterable[Local | Json], group: Sequence[str]) -> dict[str, s
 
 
 def summary(text: str) -> str:
-    """Return the first sentence."""
+    """Return the first sentence of the text, without its full stop."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
@@ -126,7 +129,8 @@ def _listed(rows: dict[str, str], width: int) -> list[str]:
 
 
 def add_connection(parser: Parser, *, confirms: bool = False) -> None:
-    """Add the options that every command has, but those whose name a field of the command has."""
+    """Add the options for connection and output that every command has, except those that the command already uses for
+    a field."""
     parts = parser.add_argument_group("connection and output")
     for option, text in CONNECTION.items():
         name, metavar = option.split()
@@ -139,7 +143,7 @@ def add_connection(parser: Parser, *, confirms: bool = False) -> None:
 
 
 def merged(before: Given, parsed: Any) -> Given:
-    """Return the options given before the command's name and after it; the latter win."""
+    """Merge the options given before the command's name with those after it; the latter win."""
     names = ("url", "key_file", "profile", "tenant")
     after = {name: getattr(parsed, f"given_{name}", None) for name in names}
     values = {name: after[name] or getattr(before, name) for name in names}

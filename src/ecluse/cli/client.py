@@ -1,5 +1,5 @@
-"""Requests to a server. A request that changes something has an idempotency key, so that it may be sent again when the
-answer was lost."""
+"""HTTP client of the command line. A request that changes something carries an Idempotency-Key, so that it is safe to
+send it again when the connection was lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)  
 
 
 class Unreachable(Failure):
-    """No connection was made, or it was lost twice."""
+    """The server could not be reached, lost the connection twice, or did not answer as a server of Ecluse."""
 
     def __init__(self, message: str) -> None:
         super().__init__(UNREACHABLE, message)
@@ -42,7 +42,8 @@ class Client:
         return self.ask("GET", path, query)
 
     def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Return the answer: parsed JSON, or the text of a CSV file. Raise Unreachable or Refused."""
+        """Send a request, once more if the connection is lost; return the answer: parsed JSON, or the text of a CSV
+        file. Raise Unreachable or Refused."""
         parts = urlsplit(self.url)
         target = parts.path.rstrip("/") + path + _query(query)
         headers = {"User-Agent": "ecluse"}
@@ -73,7 +74,7 @@ class Client:
         try:
             connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
         except (ValueError, http.client.InvalidURL) as error:
-            raise misused(f"{self.url} is no URL: {error}.") from error
+            raise misused(f"{self.url} is not a URL: {error}.") from error
         try:
             connection.request(method, target, sent, headers)
             answer = connection.getresponse()
@@ -88,7 +89,7 @@ class Client:
             connection.close()
 
     def _read(self, status: int, kind: str, text: bytes) -> Any:
-        if status == 200 and kind == "text/csv":
+        if status == 200 and kind in ("text/csv", "application/x-ndjson"):
             return text.decode()
         try:
             found = json.loads(text) if text else None

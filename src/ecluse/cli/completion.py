@@ -28,7 +28,7 @@ compdef _ecluse ecluse
 
 
 def candidates(commands: Sequence[Local | Json], words: Sequence[str]) -> list[str]:
-    """Return the words that may stand in place of the last of these, which may be empty."""
+    """Return the completions of the last of `words`, which may be empty or typed in part."""
     *before, last = words or [""]
     found = find(commands, before)
     if found.command is None:

@@ -1,4 +1,4 @@
-"""`ecluse demo …`."""
+"""The commands `ecluse demo …`: set up logging, play a demonstration, and end it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from ecluse.base.errors import SetUpError
 from ecluse.cli import show
 from ecluse.cli.failure import INTERRUPTED
 from ecluse.demo import automation as automation_demo
-from ecluse.demo import hello as hello_demo
 from ecluse.demo import transcription as transcription_demo
 
 
 def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) -> int:
-    logging.configure("WARNING")
     given = settings.load().DATABASE_URL if given_database else None
     if given_database and given is None:
         raise SetUpError("--given-database needs DATABASE_URL.")
@@ -24,10 +22,6 @@ def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) 
 
 def transcription(*, as_json: bool) -> int:
     return _play(lambda: transcription_demo.run(as_json=as_json))
-
-
-def hello(*, keep: bool, as_json: bool) -> int:
-    return _play(lambda: hello_demo.run(keep=keep, as_json=as_json))
 
 
 def _play(play: Callable[[], int]) -> int:

@@ -1,5 +1,5 @@
-"""`ecluse dev`: the sandbox and a server with the flows of the current directory, in one terminal. When a source file
-below it changes, the server is started again."""
+"""`ecluse dev`: run the sandbox and a server with the flows below the current directory, in one terminal. When a source
+file below it changes, the server is started again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ KEYS = {"CRM_API_KEY": "dev", "ELEVENLABS_API_KEY": "dev", "LLM_API_KEY": "dev",
 
 
 def sources(folder: Path) -> dict[Path, float]:
-    """Return the Python files below the folder, hidden folders and environments excepted, and when each was changed."""
+    """Return the Python files below the folder with their modification times, without hidden folders, virtual
+    environments, tests and build results."""
     found: dict[Path, float] = {}
     for where, folders, names in os.walk(folder):
         folders[:] = [
@@ -42,7 +43,8 @@ def sources(folder: Path) -> dict[Path, float]:
 
 
 def flows(folder: Path) -> list[str]:
-    """Return the flows that the modules below the folder define, as `module:FLOW`."""
+    """Return the flows and flow packages that the modules below the folder define, as `module:FLOW` or
+    `module:PACKAGE`."""
     return [
         f"{'.'.join(path.relative_to(folder).with_suffix('').parts)}:{name}"
         for path in sorted(sources(folder))
@@ -51,7 +53,8 @@ def flows(folder: Path) -> list[str]:
 
 
 def run(port: int, sandbox_port: int, named: Sequence[str]) -> int:
-    """Run until interrupted. `named`: the flows to load; by default those that are found."""
+    """Run the sandbox and the server until interrupted. `named`: the flows to load; by default those found below the
+    current directory."""
     here = Path.cwd()
     vendors = {name: f"http://127.0.0.1:{sandbox_port}{path}" for name, path in VENDORS.items()}
     environment = {**vendors, **KEYS, **os.environ}

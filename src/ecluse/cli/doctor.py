@@ -1,5 +1,5 @@
-"""`ecluse doctor`: what the server finds wrong or, if none can be reached, what this host does: its settings and the
-database, with advice per problem. Read-only; a finding is ok, warn or fail."""
+"""`ecluse doctor`: show the findings of the server or, if none can be reached, check settings and database from this
+host. Each finding is ok, warn or fail, with advice per problem. Read-only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import os
 from dataclasses import asdict
 
 from ecluse import bootstrap, settings
-from ecluse.base import logging
+from ecluse.base import descriptors, logging
 from ecluse.base.errors import SetUpError
 from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.edge import check_descriptors
 from ecluse.cli import show
 from ecluse.cli.client import Client, Refused
 from ecluse.cli.failure import BAD, OK, Failure
 from ecluse.cli.target import DEFAULT, Given, client_for, profiles
 from ecluse.doctor.database import check_database
 from ecluse.doctor.findings import Finding
+from ecluse.engine import ROLES
 
 
 def run(where: Given) -> int:
@@ -34,8 +36,8 @@ def run(where: Given) -> int:
 
 
 def _server(where: Given) -> Client | Finding:
-    """Return a client of the server, or what is wrong with it. A server that was named must be there; the one of this
-    host need not run."""
+    """Return a client of the server, or a finding if it does not answer: `fail` if the server was named, `warn` for the
+    one of this host, which need not run."""
     named = any((where.url, where.profile, os.environ.get("ECLUSE_URL"), profiles().get(DEFAULT)))
     try:
         client = client_for(where, appear_seconds=0)
@@ -57,12 +59,13 @@ def _of_server(client: Client) -> list[Finding]:
 
 
 def _of_host() -> list[Finding]:
-    """Check settings and database. Checks that depend on a failed one are left out."""
+    """Check settings, disk and database from this host. Checks that depend on a failed one are left out."""
     try:
         given = settings.load()
     except SetUpError as error:
         return [Finding("fail", "environment", error.message, "correct the named variable")]
-    findings = check_settings(given)
+    descriptors.raise_limit()  # as a server does
+    findings = [*check_settings(given), check_descriptors(given, ROLES)]
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:
@@ -70,6 +73,10 @@ def _of_host() -> list[Finding]:
     try:
         if database.server is not None:
             findings.append(check_disk(str(database.server.data_dir)))
-        return findings + asyncio.run(check_database(database.dsn, given.ECLUSE_DB_POOL, bootstrap.keep_days(given)))
+        secrets = bootstrap.load_secrets(given, database)
+        known = (given.ECLUSE_DB_POOL, bootstrap.keep_days(given), secrets.key_ids if secrets else ())
+        return findings + asyncio.run(check_database(database.dsn, *known))
+    except SetUpError as error:
+        return [*findings, Finding("fail", "secrets", error.message, "correct the named variable")]
     finally:
         database.release()

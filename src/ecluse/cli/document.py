@@ -1,8 +1,8 @@
-"""Commands as the OpenAPI document of a server describes them. An operation with `x-command` is a command; parameters
-and fields of its body become arguments and options.
+"""Commands made from the OpenAPI document of a server. An operation with `x-command` is a command; its parameters and
+the fields of its body become arguments and options.
 
-`commands_of` makes the compact form that is packaged as commands.json (`make docs`), and reads the document of a server
-that offers more.
+`commands_of` returns them in the compact form that is packaged as commands.json (`make docs`). It is also used at run
+time, on the document of a server that offers more commands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Schemas:
         self._known = document.get("components", {}).get("schemas", {})
 
     def resolved(self, schema: Json) -> tuple[Json, bool]:
-        """Return the schema without references and alternatives, and whether null is allowed."""
+        """Return the schema with references resolved and alternatives reduced to one, and whether null is allowed."""
         if "$ref" in schema:
             beside = {name: value for name, value in schema.items() if name != "$ref"}
             return self.resolved({**self._known[schema["$ref"].rpartition("/")[2]], **beside})
@@ -54,7 +54,8 @@ class _Schemas:
 
 
 def _either(kinds: list[Json]) -> Json:
-    """Return one schema for several alternatives: objects are merged, a list is preferred to its text."""
+    """Reduce alternative schemas to one: objects and choices are merged, integer or text becomes `word`, a list is
+    preferred to a text."""
     if len(kinds) == 1:
         return kinds[0]
     if all(one.get("type") == "object" for one in kinds):
@@ -126,7 +127,7 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
 
 
 def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
-    """Return the name of the list in the answer, if it is one of rows, and the columns to show."""
+    """Return the name of the list in the answer and the columns to show; empty if the answer is not a list of rows."""
     good: Json = next((one for code, one in sorted(operation["responses"].items()) if code.startswith("2")), {})
     content: Json = next(iter(good.get("content", {}).values()), {})
     schema, _ = schemas.resolved(content.get("schema", {}))
@@ -144,7 +145,7 @@ def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
 
 
 def _fields(schemas: _Schemas, path: str, schema: Json, required: bool, depth: int) -> list[Json]:
-    """Return the fields of an object and of the objects in it."""
+    """Return the fields of an object, each followed by the fields of the object in it, down to `depth` levels."""
     found, _ = schemas.resolved(schema)
     fields = []
     for name, one in found.get("properties", {}).items():

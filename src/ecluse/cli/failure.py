@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and the error that ends one with a sentence on stderr."""
+"""Exit codes of commands, and the exception that ends a command with one of them and a sentence on stderr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_CODES = {
 
 
 class Failure(Exception):
-    """Ends the command with this exit code and message."""
+    """An error that ends the command: its exit code, and the message for stderr."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -32,6 +32,6 @@ def misused(message: str) -> Failure:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean …?` if a known word is close."""
+    """Return ` Did you mean …?` with the closest known word, or an empty text if none is close."""
     found = get_close_matches(word, list(known), n=1)
     return f" Did you mean {found[0]}?" if found else ""

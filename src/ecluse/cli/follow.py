@@ -1,5 +1,5 @@
-"""Follow a run until it ends: `--wait` and `ecluse runs watch`. At a terminal one line is rewritten, elsewhere each
-change is a line, on stderr. While the server cannot be reached, the command tries again."""
+"""Follow a run until it ends, for `--wait` and `ecluse runs watch`. Progress goes to stderr: at a terminal one line is
+rewritten, elsewhere each change is a line of its own. While the server cannot be reached, the command tries again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = ("succeeded", "skipped")
 
 @dataclass
 class Pace:
-    """Rate of a stage over the last PACE_SECONDS."""
+    """Measures the rate of a stage, in finished items per second, over the last PACE_SECONDS."""
 
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -94,7 +94,7 @@ def counts(run: Mapping[str, Any]) -> str:
 
 
 def watch(client: Client, run_id: str, *, timeout: float | None, as_json: bool) -> int:
-    """Follow the run; return the exit code."""
+    """Follow the run until it ends or `timeout` seconds have passed, show the result, and return the exit code."""
     line, began = Line(), time.monotonic()
     last, changed = "", began
     pace: dict[str, Pace] = {}
@@ -131,7 +131,7 @@ def _still_open(run: Mapping[str, Any], line: Line, how: str, *, as_json: bool) 
 
 
 def _read(client: Client, run_id: str, line: Line) -> dict[str, Any]:
-    """Read the run; while the server cannot be reached, try again for a minute."""
+    """Read the run; while the server cannot be reached, try again for GONE_SECONDS."""
     until = time.monotonic() + GONE_SECONDS
     told = False
     while True:
@@ -149,7 +149,7 @@ def _read(client: Client, run_id: str, line: Line) -> dict[str, Any]:
 
 
 class Line:
-    """The line of progress on stderr."""
+    """The progress line on stderr: rewritten in place at a terminal, else one line per change."""
 
     def __init__(self) -> None:
         self.live = sys.stderr.isatty()

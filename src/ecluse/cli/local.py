@@ -66,6 +66,12 @@ def verify(given: Given, parsed: Namespace) -> int:
     return database.verify(parsed.ledger, as_json=parsed.json or given.json)
 
 
+def secrets_rotate(given: Given, parsed: Namespace) -> int:
+    from ecluse.cli import secrets
+
+    return secrets.rotate(as_json=parsed.json or given.json)
+
+
 def _sandbox_arguments(parser: Parser) -> None:
     parser.add_argument("--port", type=_port, default=8089, help="port to listen on, 0 picks a free one; default 8089")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same records and faults")
@@ -83,18 +89,14 @@ def _json_argument(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
 
 
-def _keep_arguments(parser: Parser) -> None:
-    parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
-    _json_argument(parser)
-
-
 def _demo_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--fiches", type=int, default=200, metavar="N", help="number of fiches, 10 to 1000; default 200"
     )
     database = "use the database of DATABASE_URL, which must hold no runs"
     parser.add_argument("--given-database", action="store_true", help=database)
-    _keep_arguments(parser)
+    parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
+    _json_argument(parser)
 
 
 def demo(_: Given, given: Namespace) -> int:
@@ -109,12 +111,6 @@ def demo_transcription(_: Given, given: Namespace) -> int:
     from ecluse.cli import demos
 
     return demos.transcription(as_json=given.json)
-
-
-def demo_hello(_: Given, given: Namespace) -> int:
-    from ecluse.cli import demos
-
-    return demos.hello(keep=given.keep, as_json=given.json)
 
 
 def doctor(given: Given, _: Namespace) -> int:
@@ -205,6 +201,13 @@ COMMANDS = [
         _verify_arguments,
     ),
     Local(
+        "secrets rotate",
+        "Seal everything with the key of ECLUSE_SECRET_KEY that was sealed with the one of ECLUSE_SECRET_KEY_OLD, or "
+        "not yet. Servers that have both keys go on meanwhile; after a crash, run it again.",
+        secrets_rotate,
+        _json_argument,
+    ),
+    Local(
         "sandbox",
         "Simulate the vendors over HTTP, with faults on demand and a ledger of every call they receive.",
         sandbox,
@@ -227,12 +230,6 @@ COMMANDS = [
         "Transcribe 20 fiches at unreliable vendors, kill the server half-way, and compare API, database and vendor.",
         demo_transcription,
         _json_argument,
-    ),
-    Local(
-        "demo hello",
-        "Read 2,000 prices from an unreliable vendor, kill the worker half-way, and account for every price.",
-        demo_hello,
-        _keep_arguments,
     ),
     Local(
         "doctor",
@@ -270,6 +267,6 @@ COMMANDS = [
 
 
 def known() -> list[Local | Json]:
-    """Return all commands; one of this program stands for the server's of the same name."""
+    """Return all commands. A command of this program replaces the server's command of the same name."""
     own = {one.name for one in COMMANDS}
     return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

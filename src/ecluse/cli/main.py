@@ -1,5 +1,5 @@
-"""`ecluse …`. Commands of a server are made from its OpenAPI document (commands.json); the others are in local.py. Only
-what a command needs is imported: `ecluse --help` must be quick."""
+"""Entry point of `ecluse`. Commands of a server are made from its OpenAPI document (commands.json); the others are in
+local.py. Only the modules that a command needs are imported: `ecluse --help` must be quick."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ecluse.cli import show
 from ecluse.cli.arguments import Parser
-from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged
+from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection, find, help_of_group, merged, name_of
 from ecluse.cli.client import Client
 from ecluse.cli.document import commands_of
 from ecluse.cli.failure import INTERRUPTED, OK, REFUSED, Failure, meant, misused
@@ -64,8 +64,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _leading(words: list[str]) -> tuple[Given, list[str]]:
-    """Take the options before the command's name: there they are ours, even if a field of the command has the same
-    name."""
+    """Take the options that stand before the command's name; return them and the remaining words. There they always
+    mean the connection, even if the command has a field of the same name."""
     names = {option.split()[0]: option.split()[0][2:].replace("-", "_") for option in CONNECTION}
     values: dict[str, str] = {}
     as_json = False
@@ -85,13 +85,14 @@ def _leading(words: list[str]) -> tuple[Given, list[str]]:
 
 
 def _group(commands: Sequence[Local | Json], found: Found) -> int:
-    """Print the help of a group, or say which of its commands was meant."""
+    """Print the help of a group of commands; for an unknown word, raise Failure with the name that was perhaps
+    meant."""
     name = " ".join(("ecluse", *found.words))
     if found.rest and found.rest[0] not in HELP:
         word = found.rest[0]
         names = {
             one.split()[len(found.words)]
-            for one in _names(commands)
+            for one in map(name_of, commands)
             if one.split()[: len(found.words)] == [*found.words]
         }
         what = "option" if word.startswith("-") else "command"
@@ -100,21 +101,18 @@ def _group(commands: Sequence[Local | Json], found: Found) -> int:
     return OK if found.rest else REFUSED
 
 
-def _names(commands: Sequence[Local | Json]) -> list[str]:
-    return [one.name if isinstance(one, Local) else one["name"] for one in commands]
-
-
 def _ask_server(
     commands: list[Local | Json], found: Found, words: Sequence[str], given: Given
 ) -> tuple[list[Local | Json], Found]:
-    """Look the command up in the server's own document: it may be of a flow that is loaded there, or newer."""
+    """Look the command up in the OpenAPI document of the server, which may have flows or commands that this program
+    does not know. Return the commands known then and what was found."""
     try:
         client = client_for(given, appear_seconds=0)
         document = Client(client.url, None).get("/openapi.json")
     except Failure:  # there is no server to ask
         return commands, found
     more = {one["name"]: one for one in commands_of(document)}
-    here = set(_names(commands))
+    here = set(map(name_of, commands))
     commands = [*commands, *(one for name, one in more.items() if name not in here)]
     return commands, find(commands, words)
 

@@ -1,4 +1,4 @@
-"""`ecluse new NAME`: a folder with a flow that works, its test, and the entry point by which servers find it."""
+"""`ecluse new NAME`: create a folder with a flow that works, its test, and the entry point by which servers find it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TEMPLATE = "my_flow"
 
 
 def create(name: str, where: Path) -> list[Path]:
-    """Write the folder `name` into `where`; return its files."""
+    """Create the folder `name` in `where` from the template of a flow; return its files. Raise InvalidInput for a bad
+    name or a folder that exists."""
     if not NAME.fullmatch(name):
         raise InvalidInput(f"a flow is named by lower-case letters, digits and '_', such as price_sync, not {name!r}")
     if (where / name).exists():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ def data_dir() -> Path:
 
 
 def read(folder: Path) -> Json:
-    """Return the file's content, with the servers whose process is alive."""
+    """Return the content of operator.json, only with servers whose process is alive; without a file, no key and no
+    servers."""
     try:
         found = json.loads((folder / NAME).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -38,7 +39,7 @@ def read(folder: Path) -> Json:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[Json]:
-    """Read the file, and write it back as it was changed; one process at a time."""
+    """Lock operator.json, yield its content, and write it back with the caller's changes; one process at a time."""
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o711 if os.geteuid() == 0 else 0o700)  # as root, PostgreSQL's own user enters it
@@ -46,16 +47,21 @@ def changing(folder: Path) -> Iterator[Json]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         content = read(folder)
         yield content
-        written = folder / f"{NAME}.new"
-        written.unlink(missing_ok=True)
-        handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file)
-        written.replace(folder / NAME)
+        write_private(folder / NAME, content)
+
+
+def write_private(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file by this content, readable by its owner only."""
+    written = file.with_suffix(".new")
+    written.unlink(missing_ok=True)
+    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as out:
+        json.dump(content, out, indent=2)
+    written.replace(file)
 
 
 def announce(folder: Path) -> None:
-    """Say that this process is starting a server."""
+    """Add this process to operator.json as a server that is starting."""
     with changing(folder) as content:
         content["servers"] = [*_others(content), {"pid": os.getpid(), "url": None}]
 

@@ -1,8 +1,9 @@
-"""Execute a command of a server: parse its arguments, ask, and show the answer."""
+"""Run a command of a server: parse its arguments, send the request, and show the answer."""
 
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,7 @@ def execute(command: Json, words: Sequence[str], before: Given) -> int:
     if getattr(parsed, "given_wait", False):
         return watch(client, str(answer[command["follows"]]), timeout=parsed.given_timeout, as_json=given.json)
     if given.json:
-        show.write_json({"rows": list(csv.DictReader(answer.splitlines()))} if isinstance(answer, str) else answer)
+        show.write_json({"rows": _rows(answer)} if isinstance(answer, str) else answer)
     elif isinstance(answer, str):
         show.write(answer.rstrip("\r\n"))
     else:
@@ -56,12 +57,19 @@ def execute(command: Json, words: Sequence[str], before: Given) -> int:
     return OK
 
 
+def _rows(text: str) -> list[Json]:
+    """Return the rows of an exported file: CSV, or one JSON object per line."""
+    lines = text.splitlines()
+    return [json.loads(line) for line in lines] if text.startswith("{") else list(csv.DictReader(lines))
+
+
 def _has_cursor(command: Json) -> bool:
     return any(field["name"] == "cursor" for field in command["fields"])
 
 
 def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json | None) -> bool:
-    """Show what would change, and ask."""
+    """Show the preview of a command and ask the user to confirm it; return the answer. Raise Failure if stdin is no
+    terminal."""
     declared = command["preview"]
     at = declared["path"]
     for given, wanted in zip(path.split("/"), command["path"].split("/"), strict=True):
@@ -108,4 +116,4 @@ def _show(command: Json, answer: Any) -> None:
     for line in show.table(rows, command["columns"], show.width()):
         show.write(line)
     if answer.get("next_cursor"):
-        show.say(f"There are more: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")
+        show.say(f"There are more rows: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")

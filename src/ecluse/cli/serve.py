@@ -1,4 +1,4 @@
-"""`ecluse serve`: the server, from its settings to its end."""
+"""`ecluse serve`: load settings and flows, open and migrate the database, and run the server until it is stopped."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def _serve(
 ) -> int:
     from ecluse import bootstrap, settings
     from ecluse.app import Server, create_app
-    from ecluse.base import logging
+    from ecluse.base import descriptors, logging
     from ecluse.cli import welcome
     from ecluse.engine import ROLES, Role
     from ecluse.migrations import runner
 
+    descriptors.raise_limit()
     logging.configure(*settings.log_settings())
     welcome.name_program()
     given = settings.load()
@@ -84,7 +85,8 @@ def _serve(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bind the listening socket, before anything is started: a server that cannot listen must not join the cluster."""
+    """Bind the listening socket. It is done before the database is opened: a server that cannot listen must not join
+    the cluster."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

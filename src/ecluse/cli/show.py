@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the terminal, fields as an aligned list, JSON. Without a terminal nothing is
+"""Output of commands: tables that fit the terminal, fields as an aligned list, JSON. Without a terminal, nothing is
 wrapped or coloured."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_terminal() -> bool:
 
 
 def width() -> int | None:
-    """Return the width to fit into; None without a terminal."""
+    """Return the number of columns of the terminal; None without a terminal."""
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
@@ -52,7 +52,7 @@ def has_colour() -> bool:
 
 
 def harmless(text: str) -> str:
-    """Escape control characters: text from elsewhere must not move the terminal."""
+    """Escape control characters, so that text from elsewhere cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
@@ -101,8 +101,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], fit: int | 
 
 
 def fitted(natural: Sequence[int], room: int) -> list[int] | None:
-    """Return the widths of columns that together take no more than `room`: the widest give way first. None: there are
-    too many columns."""
+    """Narrow the widest columns until all fit into `room`; return the widths, or None if there are too many columns."""
     widths = list(natural)
     while (excess := sum(widths) - room) > 0:
         widest = max(widths)
@@ -117,7 +116,7 @@ def fitted(natural: Sequence[int], room: int) -> list[int] | None:
 
 
 def wrapped(text: str, room: int) -> list[str]:
-    """Break the text at spaces, or within a word that is longer than a line."""
+    """Break the text into lines of at most `room` columns, at spaces or within a word that is longer than a line."""
     lines, line = [], ""
     for word in text.split(" "):
         rest = word
@@ -148,7 +147,7 @@ def _lines(texts: Sequence[str], widths: Sequence[int], indent: str, codes: Sequ
 
 
 def fields(row: Mapping[str, Any], fit: int | None, indent: str = "") -> list[str]:
-    """Return a line per field, aligned; lists of rows follow as tables, objects as fields of their own."""
+    """Return one aligned line per field; lists of rows follow as tables, objects as indented fields."""
     plain = {name: value for name, value in row.items() if not _is_nested(value)}
     room = max((len(title(name)) for name in plain), default=0)
     lines = []

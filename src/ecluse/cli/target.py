@@ -1,5 +1,5 @@
-"""The server that a command talks to: named by options, by ECLUSE_URL and ECLUSE_KEY, by a profile, or the one of this
-host."""
+"""The server and the key that a command uses: from options, from ECLUSE_URL and ECLUSE_KEY, from a profile, or the
+server of this host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Given:
-    """Options that every command has."""
+    """Options that every command has, for connection and output."""
 
     url: str | None = None
     key_file: str | None = None
@@ -35,7 +35,8 @@ class Given:
 
 
 def client_for(given: Given, appear_seconds: float = APPEAR_SECONDS) -> Client:
-    """Return a client of the first server named: by an option, the environment, a profile, or running on this host."""
+    """Return a client of the server to use: the first that is named by an option, the environment or a profile, else
+    the server that runs on this host."""
     key = read_key(given.key_file) if given.key_file is not None else None
     if given.url is None and given.profile is not None:
         known = profile(given.profile)
@@ -53,7 +54,7 @@ def client_for(given: Given, appear_seconds: float = APPEAR_SECONDS) -> Client:
 def checked_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise misused(f"{url!r} is no URL of a server: it begins with http:// or https://.")
+        raise misused(f"{url!r} is not the URL of a server: it must begin with http:// or https://.")
     return url
 
 
@@ -73,7 +74,8 @@ def _checked(text: str | None, where: str) -> str | None:
 
 
 def local_server(appear_seconds: float) -> dict[str, str]:
-    """Return URL and key of the server of this host; wait for one that is starting."""
+    """Return URL and key of the server of this host. Wait `appear_seconds` for one to appear, longer for one that is
+    starting; raise Unreachable if none is ready by then."""
     folder, began = operator_file.data_dir(), time.monotonic()
     while True:
         found = _look(folder)
@@ -127,9 +129,4 @@ def profile(name: str) -> dict[str, str]:
 def save_profiles(known: Mapping[str, Mapping[str, str]]) -> None:
     file = profiles_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = file.with_suffix(".new")
-    written.unlink(missing_ok=True)
-    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as out:
-        json.dump(known, out, indent=2)
-    written.replace(file)
+    operator_file.write_private(file, known)

@@ -1,5 +1,5 @@
-"""How people get in: the first lines of a server's log (version, URL, how to create a key), and the key of this host's
-operator."""
+"""Start-up messages of a server (version, URL, how to create a key), and the key that the command line on its host
+uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CREATE_KEY = "ecluse keys create laptop --role operator"
 
 
 def name_program() -> None:
-    log.info("ecluse", version=version())
+    log.info("ecluse: starting", version=version())
 
 
 def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None:
@@ -43,8 +43,8 @@ def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None
 
 
 def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
-    """Write this server's URL into the data directory, with a key that the command line on this host uses. The key is
-    created if the one of the file is not valid here; all servers of the directory use the same."""
+    """Write this server's URL and the operator's key into operator.json, for the command line on this host. A new key
+    is created if the stored one is not valid in this database; all servers of the directory use the same key."""
     with operator_file.changing(folder) as content:
         with open_blocking_session(dsn) as connection:
             key = content["key"]

@@ -67,8 +67,8 @@ Pool = AsyncConnectionPool[Connection]
 
 
 def normalise(url: str) -> str:
-    """Convert an address into one spelling for libpq, SQLAlchemy and DBOS: a postgresql:// URL, with our time limits
-    where it sets none."""
+    """Convert a PostgreSQL address into a postgresql:// URL that libpq, SQLAlchemy and DBOS read alike, with our time
+    limits where it sets none. Raise SetUpError if it is invalid or names no database."""
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError as error:
@@ -88,8 +88,8 @@ def normalise(url: str) -> str:
 
 
 def check(dsn: str) -> None:
-    """Connect once; raise SetUpError with what is wrong and what to do. Changes no setting of the session: behind a
-    pooler it may be shared with other clients."""
+    """Connect to the database once; raise SetUpError, with advice, if it is unavailable, too old or behind an
+    unsuitable pooler. Changes no setting of the session: behind a pooler it may be shared with other clients."""
     try:
         with psycopg.connect(dsn, autocommit=True) as connection, given_up_after(connection, ANSWER_WITHIN_SECONDS):
             if why := too_old(connection.info.server_version):
@@ -167,14 +167,13 @@ _asked_for_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
 
 def doubt_all() -> None:
-    """Have every pooled connection checked before it is handed out next: called after a connection was found lost."""
+    """Have every pooled connection checked the next time it is handed out; called after a connection was found lost."""
     _asked_for_at.clear()
 
 
 async def _still_lives(connection: Connection, recent_seconds: float) -> None:
-    """Check a pooled connection before it is handed out. One that was handed out recently is not queried: it would not
-    have been returned if its server had gone. Input that arrived since (a FATAL message, end of file) is a reason to
-    query."""
+    """Check that a pooled connection works before it is handed out. A connection handed out recently is queried only if
+    input has arrived on it since (a FATAL message, end of file)."""
     now = time.monotonic()
     recent = now - _asked_for_at.get(connection, now - recent_seconds) < recent_seconds
     if not recent or _something_came_in(connection):
@@ -183,7 +182,7 @@ async def _still_lives(connection: Connection, recent_seconds: float) -> None:
 
 
 def _something_came_in(connection: Connection) -> bool:
-    """Return True if there is input to read on the connection's socket."""
+    """Return True if there is unread input on the connection's socket."""
     watch = select.poll()
     watch.register(connection.fileno(), select.POLLIN)
     return bool(watch.poll(0))
@@ -198,11 +197,11 @@ def pool(
     transaction_seconds: int = TRANSACTION_SECONDS,
     recent_seconds: float = RECENT_SECONDS,
 ) -> Pool:
-    """Make a pool of at most `size` autocommit connections: a single statement is its own transaction, several take
-    `connection.transaction()` or `together`. `settings` are session settings besides our own. A `checked` connection is
-    known to live when it is handed out; a caller that retries failures need not pay for the check. One handed out
-    within the last `recent_seconds` is not checked again. `transaction_seconds` limits a transaction, from PostgreSQL
-    17 on. The caller opens the pool."""
+    """Create a pool of at most `size` autocommit connections: a single statement is its own transaction, several take
+    `connection.transaction()` or `together`. The caller opens it. `settings` are session settings besides our own. With
+    `checked`, a connection is checked before it is handed out, unless it was handed out within the last
+    `recent_seconds`; callers that retry failures can do without. `transaction_seconds` limits a transaction, from
+    PostgreSQL 17 on."""
 
     async def set_up_session(connection: Connection) -> None:
         await connection.set_autocommit(True)

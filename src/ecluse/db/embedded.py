@@ -61,7 +61,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a start may take."""
+    """Time limits of a start of the server: seconds to become ready, and the pauses before each attempt."""
 
     ready_seconds: float = 60.0
     # Before each attempt: the child processes of a killed postmaster take a moment to end.
@@ -104,7 +104,7 @@ def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
 
 @dataclass(frozen=True)
 class Embedded:
-    """This process's use of the running server of a data directory. The lock on `users` lasts until `release`."""
+    """The running server of a data directory, as used by this process. The lock on `users` is held until `release`."""
 
     data_dir: Path
     socket_dir: Path
@@ -139,7 +139,8 @@ class Embedded:
             return not self.users.closed and self.bring_up()
 
     def release(self) -> None:
-        """End this process's use. The last process stops the server; a second call does nothing."""
+        """End the use of the server by this process; the last process that uses it stops it. A second call does
+        nothing."""
         # A forked child shares the parent's lock, and must not release it.
         if self.users.closed or os.getpid() != self.owner_pid:
             return
@@ -159,7 +160,7 @@ class Embedded:
         return lines[7].strip() if len(lines) > 7 else "starting"
 
     def accepts_connections(self) -> bool:
-        """Return True if a server listens on the socket."""
+        """Return True if a server listens on the socket of this directory."""
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
             # Any other result, such as a full queue, comes from a live server.
@@ -168,7 +169,8 @@ class Embedded:
     # The methods below are called only under the start lock.
 
     def leave(self) -> None:
-        """Give up this process's lock, and stop the server if no other process uses it."""
+        """Release this process's lock, and stop the server if no other process uses it and it is ready (not in
+        recovery)."""
         if self.users.closed:
             return
         try:
@@ -182,8 +184,8 @@ class Embedded:
         self.users.close()
 
     def init_if_absent(self, lock: BinaryIO) -> None:
-        """Create the database cluster if there is none; refuse one of another major version or a directory that is
-        none."""
+        """Create the database cluster if there is none. Raise SetUpError if its major version is another one, or if the
+        directory holds other files."""
         version_file = self.pgdata / "PG_VERSION"
         if version_file.exists():
             if (found := version_file.read_text().strip()) != MAJOR:
@@ -242,12 +244,12 @@ class Embedded:
         )
 
     def stop(self) -> None:
-        """Stop the server, at once if it does not stop within 30 s."""
+        """Stop the server in mode `fast`; if it does not stop within 30 s, in mode `immediate`."""
         for mode in ("fast", "immediate"):
             done = self.account.run(self.bin_dir / "pg_ctl", "stop", "-D", self.pgdata, "-m", mode, "-t", "30")
             if done.returncode == 0:
                 return
-        log.error("postgres_does_not_stop", directory=str(self.pgdata), error=done.stderr.strip())
+        log.error("embedded PostgreSQL: does not stop", directory=str(self.pgdata), error=done.stderr.strip())
 
     def create_database_if_absent(self) -> None:
         """Create the database `ecluse` if the server has none."""
@@ -261,13 +263,16 @@ class Embedded:
             ) from error
 
     def _settled_status(self) -> str | None:
-        """Wait until the server is ready or gone, or the patience is over; return its status."""
+        """Wait until the server is ready or gone, for at most `patience.ready_seconds`; return its status."""
         began = report = time.monotonic()
         until = began + self.patience.ready_seconds
         while (status := self.status()) not in (None, "ready") and time.monotonic() < until:
             if time.monotonic() > report + 5:
                 report = time.monotonic()
-                log.warning("postgres_not_ready", status=status, seconds=round(report - began))
+                waited = round(report - began)
+                log.warning(
+                    "embedded PostgreSQL: not ready yet", directory=str(self.pgdata), status=status, seconds=waited
+                )
             time.sleep(0.02)
         return status
 
@@ -291,7 +296,8 @@ class Embedded:
 
 
 def _is_postmaster(pid: int, pgdata: Path) -> bool:
-    """Return True if this process is alive and serves this directory. A zombie has no command line."""
+    """Return True if this process is alive and is the server of this directory (by its command line, which a zombie
+    does not have)."""
     if Path("/proc/self/cmdline").exists():
         try:
             return os.fsencode(pgdata) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -302,7 +308,7 @@ def _is_postmaster(pid: int, pgdata: Path) -> bool:
 
 
 def _sync(directory: Path) -> None:
-    """Write the entries of a directory to the disk."""
+    """Flush the entries of a directory to disk (fsync)."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

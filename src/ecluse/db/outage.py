@@ -1,5 +1,5 @@
-"""Database unavailable: how to recognize it, and the two ways to handle it. A loop that comes round again ignores the
-outage (`ignoring_outage`); work that must be done is repeated until the database is back (`until_back`)."""
+"""Handling of an unavailable database: how it is recognized, and two ways to go on. A loop that repeats anyway ignores
+the outage (`ignoring_outage`); work that must be done is repeated until the database is back (`until_back`)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,14 @@ from collections.abc import Collection
 SIZE = 10  # of the general pool and of the workflows' pool, unless ECLUSE_DB_POOL is set
 CLAIMING = 3  # claims and commits; more of them would only wait for each other
 READING = 4  # the API's quick reads, at most
+WRITING = 6  # the API's writes, at most: apart from the general pool, which ticks, sweeps and gates use
+KEYS = 2  # look-ups of API keys: no read of a tenant delays them
 DELIVERING = 4  # webhooks and mails, at most
+
+
+def share(size: int) -> int:
+    """Return how many connections of a pool one tenant may use at once: half of them."""
+    return max(1, size // 2)
 
 
 def most_connections(roles: Collection[str], size: int) -> int:
@@ -15,7 +22,7 @@ def most_connections(roles: Collection[str], size: int) -> int:
     listeners = 2  # for the engine and for realtime
     count = size + listeners
     if "api" in roles:
-        count += min(READING, size)
+        count += min(READING, size) + min(WRITING, size) + KEYS
     if "worker" in roles:
         count += CLAIMING + size + min(DELIVERING, size)
         count += 1  # the reaper

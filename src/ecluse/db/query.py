@@ -1,8 +1,10 @@
-"""Reads in one line: rows as tuples, as a class, or one value. Parameters for `jsonb_to_recordset`; filters."""
+"""Helpers for queries: rows as tuples or as instances of a class, one row, one column, one value, the database's time;
+JSON parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from psycopg.rows import class_row, dict_row
@@ -54,13 +56,12 @@ async def fetch_value(connection: Connection, statement: str, parameters: Parame
     return None if row is None else row[0]
 
 
-def where(filters: Mapping[str, str], given: Mapping[str, Any], *also: str) -> str:
-    """Join by AND the conditions in `filters` whose name is `given` (not None), and those in `also`; return `true`
-    without any."""
-    conditions = [condition for name, condition in filters.items() if given.get(name) is not None]
-    return " AND ".join([*conditions, *also]) or "true"
+async def fetch_now(connection: Connection) -> datetime:
+    """Return the database's time, which counts for all replicas."""
+    at: datetime = await fetch_value(connection, "SELECT ecluse_now()")
+    return at
 
 
 def as_json(value: Any) -> str:
-    """Return the value as a JSON parameter."""
+    """Return the value as JSON text, for a statement's parameter."""
     return to_json(value).decode()

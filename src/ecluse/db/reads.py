@@ -1,12 +1,14 @@
-"""Connections for reads that must be quick: handed out unchecked, because a check costs a round trip each time.
+"""Quick reads: their connections are not checked before use, because a check costs a round trip each time.
 
-If a connection turns out to be dead, the read is repeated once, through the pool that checks. Only for reads that may
-be repeated. A read that failed for lack of resources or a lock is not repeated.
+If a connection turns out to be dead, the read is repeated once on a pool that checks its connections, so it must be
+repeatable. A read that failed for lack of resources or a lock is not repeated. A tenant uses a share of the connections
+at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import psycopg
@@ -15,6 +17,7 @@ from psycopg_pool import PoolTimeout
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool, doubt_all
 from ecluse.db.outage import is_unavailable
+from ecluse.db.shares import Shares
 
 R = TypeVar("R")
 READ_SECONDS = 5
@@ -29,18 +32,27 @@ class ReadTimeout(EcluseError):
 
 
 class Reads:
-    """Run reads on `quick`, an unchecked pool with READ_SETTINGS; repeat them on `checked` if a connection is dead."""
+    """Runs reads on `quick`, an unchecked pool with READ_SETTINGS, and repeats them on `checked` if a connection is
+    dead. With `shares`, reads are run for a tenant: `reads.of(tenant)(ask)`."""
 
-    def __init__(self, quick: Pool, checked: Pool) -> None:
-        self._quick, self._checked = quick, checked
+    def __init__(self, quick: Pool, checked: Pool, shares: Shares | None = None, tenant: str = "") -> None:
+        self._quick, self._checked, self.shares, self._tenant = quick, checked, shares, tenant
+
+    def of(self, tenant: str) -> Reads:
+        return Reads(self._quick, self._checked, self.shares, tenant)
 
     async def __call__(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
-        """Run the read `ask` on a connection and return its result; raise ReadTimeout if it takes too long."""
+        """Run the read `ask` on a connection and return its result; raise ReadTimeout if it takes too long, Busy if the
+        tenant's share is in use."""
+        async with self.shares.held(self._tenant) if self.shares else nullcontext():
+            return await self._read(ask)
+
+    async def _read(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
         try:
             async with self._quick.connection() as connection:
                 return await ask(connection)
         except psycopg.errors.QueryCanceled as error:
-            raise ReadTimeout(f"This takes longer than {READ_SECONDS} s; ask for less, or later.") from error
+            raise ReadTimeout(f"The read takes longer than {READ_SECONDS} s: ask for less, or later.") from error
         except psycopg.Error as error:
             if (
                 isinstance(error, PoolTimeout)

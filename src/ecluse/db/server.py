@@ -50,7 +50,8 @@ def too_old(version: int) -> str | None:
 
 
 def is_shared(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return True if two clients, querying in turn, did not each have one backend (process id) to itself."""
+    """Return True if the backends (process ids) seen by two clients, querying in turn, show that they share sessions:
+    one client saw several, or both saw the same."""
     return len({*ours}) > 1 or len({*theirs}) > 1 or bool({*ours} & {*theirs})
 
 
@@ -77,7 +78,7 @@ def _backend(session: Session) -> int:
 
 
 def hang_up(connection: psycopg.BaseConnection[Any]) -> None:
-    """Shut the socket of a connection down, so that whatever waits for it fails at once."""
+    """Shut down the socket of a connection, so that any wait for it fails at once."""
     # Shut down, not closed: the descriptor of a closed socket may be reused before the user of the connection notices.
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)

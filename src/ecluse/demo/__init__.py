@@ -1,1 +1,1 @@
-"""Scripted demonstrations: real processes, real sockets, a real kill; nothing here is needed to run the product."""
+"""Scripted demonstrations: real processes, real sockets, a real kill. The product does not need this package."""

@@ -91,7 +91,7 @@ def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> 
 
 
 def as_expected(report: dict[str, Any], fiches: int) -> bool:
-    """Return True if every one of the `fiches` has its expected outcome and the auditor found no violation."""
+    """Return True if there are `fiches` fiches, each has its expected outcome, and the auditor found no violation."""
     counted = report["selected"] == fiches == sum(report[name] for name in ORDER)
     ended = report["status"] == "partial" and counted and not report["unexpected"]
     return ended and report["verify"] == "clean"

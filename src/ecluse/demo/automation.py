@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ecluse.demo import account, overrides
-from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, VENDORS, Override
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, post, scene, stay, write_json
 from ecluse.demo.watching import Kill, Seen, watch
 
@@ -76,8 +76,9 @@ WHERE r.id = %s
 
 
 def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
-    """Play the demonstration and return the exit code: 0 if everything came out as expected. `keep` leaves server and
-    vendors running at the end; `given` is the address of an empty database to use."""
+    """Play the demonstration and return the exit code: 0 if every fiche has its expected outcome and the auditor finds
+    no violation. `keep` leaves server and vendors running at the end; `given` is the address of an empty database to
+    use."""
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] audits the calls of {fiches} fiches: details from a CRM, transcripts, two audits each, at "
@@ -85,7 +86,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
     )
     overrides.show(console, OVERRIDES)
     set_up = time.monotonic()
-    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS, given=given) as played:
+    with scene(overrides.environment(OVERRIDES), FAULTS, given=given) as played:
         key = played.operator_key()
         schedule = _schedule(played, key, fiches)
         console.print(
@@ -106,7 +107,8 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
 
 
 def _schedule(played: Scene, key: str, fiches: int) -> str:
-    """Create the audit configs and a daily schedule, not due during the demonstration, over days with enough sales."""
+    """Create the audit configs and a daily schedule that covers enough days for `fiches` sales and is not due during
+    the demonstration; return its id."""
     for audit in AUDITS:
         post(f"{played.url}/api/audit-configs", {**audit, "run_automatically": True}, key)
     last_day = FIRST_DAY + timedelta(days=fiches // FEWEST_A_DAY)
@@ -154,7 +156,7 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
 
 
 def _print_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
-    """Print how to use what keeps running."""
+    """Print how to use the server and the vendors that keep running."""
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
     for line in (
         "",

@@ -11,7 +11,7 @@ from ecluse.settings import Settings
 
 
 class Override(NamedTuple):
-    """A knob with the value that the demonstration uses, and why."""
+    """A knob, the value that the demonstration gives it, and the reason."""
 
     knob: str
     value: str
@@ -35,8 +35,8 @@ VENDORS = {
 
 
 def environment(overrides: Sequence[Override]) -> dict[str, str]:
-    """Return the overrides as environment variables."""
-    return {one.knob: one.value for one in overrides}
+    """Return the overrides, and the addresses of the simulated vendors, as environment variables."""
+    return {**VENDORS, **{one.knob: one.value for one in overrides}}
 
 
 def show(console: Console, overrides: Sequence[Override]) -> None:

@@ -1,5 +1,6 @@
 """The environment of every demonstration: simulated vendors, an embedded PostgreSQL of its own or a given database, a
-server that can be killed, the auditor. However it ends, nothing is left but the rows in a given database."""
+server that can be killed, the auditor. At the end all of it is stopped and removed; only the rows in a given database
+stay."""
 
 from __future__ import annotations
 
@@ -39,14 +40,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Scene:
-    """A running demonstration: the simulated vendors, the database, and the server process with the `arguments` of
-    `ecluse serve` and its `environment`. Files are in `data`."""
+    """A running demonstration: the simulated vendors, the database, and the server process with its
+    `environment`. Files are in `data`."""
 
     vendor: str  # URL of the simulated vendors
     dsn: str
     data: Path
     environment: dict[str, str]
-    arguments: Sequence[str]
     psql: str  # command that opens psql on the database
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
@@ -63,7 +63,7 @@ class Scene:
         """Start the server, on the same port each time, and wait until it is ready. Raises SetUpError with its last log
         lines."""
         self.port = self.port or _free_port()
-        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), *self.arguments]
+        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port)]
         # Failures are part of the demonstration: the server's output goes to a file, not to the terminal.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own program
@@ -124,20 +124,16 @@ class Scene:
 
 @contextmanager
 def scene(
-    environment: Mapping[str, str],
-    faults: Sequence[Mapping[str, object]],
-    *,
-    arguments: Sequence[str] = (),
-    given: str | None = None,
+    environment: Mapping[str, str], faults: Sequence[Mapping[str, object]], *, given: str | None = None
 ) -> Iterator[Scene]:
-    """Start everything a demonstration needs. `{vendor}` in the environment's values becomes the URL of the simulated
-    vendors. Knobs in the caller's environment are dropped: a demonstration touches no database but the `given` one, and
-    does not use the caller's mail server."""
+    """Start the processes that a demonstration needs, yield them, and stop them at the end. `{vendor}` in the
+    environment's values becomes the URL of the simulated vendors. Knobs in the caller's environment are dropped: a
+    demonstration touches no database but the `given` one, and does not use the caller's mail server."""
     with _tidy(), _folder() as data, _database(data, given) as (dsn, reached_by), _sandbox(faults) as vendor:
         own = {name: value.format(vendor=vendor) for name, value in environment.items()}
         whole = {**_inherited(data), **own, **reached_by, "no_proxy": "127.0.0.1"}
         where = "DATABASE_URL=…" if given else f"ECLUSE_DATA_DIR={data}/postgres"
-        played = Scene(vendor, dsn, data, whole, arguments, f"{where} {sys.executable} -m ecluse psql")
+        played = Scene(vendor, dsn, data, whole, f"{where} {sys.executable} -m ecluse psql")
         try:
             played.start_server()
             yield played
@@ -148,7 +144,8 @@ def scene(
 
 @contextmanager
 def _database(data: Path, given: str | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the DSN, and the knobs by which the server finds the database."""
+    """Provide the database, the given one or an embedded server; yield its DSN and the knobs by which the server finds
+    it."""
     knobs = {"ECLUSE_DATA_DIR": str(data / "postgres")}
     if given is not None:
         dsn = normalise(given)
@@ -187,7 +184,7 @@ def _inherited(data: Path) -> dict[str, str]:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Turn signals into exceptions, so that `finally` runs. Further signals do not interrupt the clean-up."""
+    """Turn signals to stop into exceptions, so that `finally` runs; further signals do not interrupt the clean-up."""
     before = {number: signal.getsignal(number) for number in _handled_signals()}
     for number in before:
         signal.signal(number, _go)
@@ -199,7 +196,7 @@ def _tidy() -> Iterator[None]:
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """Return the signals to handle: not those that are ignored, as under nohup."""
+    """Return the signals to stop, without those that are ignored, as under nohup."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -276,7 +273,7 @@ def write_json(report: dict[str, Any]) -> None:
 
 
 def audited(report: dict[str, Any]) -> str:
-    """Return the auditor's verdict in the report as text."""
+    """Return the auditor's verdict from the report, as text."""
     found = report["verify"]
     return "clean" if found == "clean" else f"{len(found)} violations: {found}"
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ecluse.demo import overrides
-from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, VENDORS, Override
+from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
 from ecluse.demo.scene import Scene, audited, get, post, scene, write_json
 from ecluse.demo.watching import Seen, watch
 
@@ -60,7 +60,7 @@ def run(*, as_json: bool) -> int:
         f"[bold]Ecluse[/] transcribes the recordings of {len(FICHES)} fiches at vendors that throttle and fail"
     )
     overrides.show(console, OVERRIDES)
-    with scene({**overrides.environment(OVERRIDES), **VENDORS}, FAULTS) as played:
+    with scene(overrides.environment(OVERRIDES), FAULTS) as played:
         report = _play(console, played)
     _print(console, report)
     if as_json:
@@ -104,8 +104,8 @@ def _play(console: Console, played: Scene) -> dict[str, Any]:
 
 
 def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> dict[str, Any]:
-    """Return the figures of one fiche, and whether API (`answer`), database (`stored`) and vendor (`paid`) agree on its
-    transcripts."""
+    """Return the figures of one fiche, and whether API (`answer`), database (`stored`) and vendor (`paid`) agree on
+    which recordings were transcribed."""
     by_api = sorted(one["call_id"] for one in answer["recordings"] if one["has_transcription"])
     run, fiche = answer["run"], answer["fiche_id"]
     at_the_vendor = sorted(call for call in paid if call.rpartition("-")[0] == fiche)

@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """The kill of the server."""
+    """The kill of the server: its instant, and the seconds until a worker claimed items again."""
 
     at: datetime
     idle_seconds: float  # until a worker claimed items again
@@ -45,8 +45,9 @@ class Kill(NamedTuple):
 def watch(
     console: Console, played: Scene, look: Callable[[], Seen], *, kill_when: Callable[[Seen], bool], longest: float
 ) -> Kill:
-    """Display progress until the end, as `look` returns it, and kill and restart the server once, as soon as
-    `kill_when` returns True. Raises SetUpError if it takes more than `longest` seconds or ends before the kill."""
+    """Display progress, as `look` returns it, until it has ended; kill and restart the server once, as soon as
+    `kill_when` returns True. Return the kill. Raise SetUpError if it takes more than `longest` seconds, or ends before
+    the kill."""
     killed_at, kill = None, None
     until = time.monotonic() + longest
     with _display(console) as display:

@@ -1,1 +1,1 @@
-"""Checks of an installation, with advice per problem."""
+"""Checks of an installation (settings, disk, database), with advice per problem."""

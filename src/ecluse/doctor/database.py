@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import namedtuple_row
 
+from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.db.connect import Connection, open_session
 from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
@@ -28,13 +29,14 @@ def newest_revision() -> str:
     return max(name.partition("_")[0] for name in scripts if name[0].isdigit())
 
 
-async def check_database(dsn: str, pool: int, keep: Mapping[str, int]) -> list[Finding]:
-    """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days."""
+async def check_database(dsn: str, pool: int, keep: Mapping[str, int], key_ids: Sequence[str] = ()) -> list[Finding]:
+    """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days; `key_ids` are those of the
+    sealing keys here, the current one first."""
     findings = []
     try:
         async with await open_session(dsn) as connection:
             await connection.execute("SET statement_timeout = '10s'")
-            for part in (*PARTS, partial(_growth, keep), partial(_connections, pool)):
+            for part in (*PARTS, partial(_secrets, key_ids), partial(_growth, keep), partial(_connections, pool)):
                 async for finding in part(connection):
                     findings.append(finding)
                     if finding.level == "fail" and part is _schema:
@@ -276,6 +278,29 @@ async def _unconnected(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "vendors", "each tenant with schedules has the connections that they need")
 
 
+UNSEALED = f"""
+SELECT (SELECT count(*) FROM notification_endpoints WHERE kind = 'webhook' AND url NOT LIKE '%{ORIGIN_ENDS}')
+     + (SELECT count(*) FROM automation_settings WHERE webhook_url NOT LIKE '%{ORIGIN_ENDS}') AS urls
+"""  # noqa: S608 - our own word
+
+
+async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(connection, "SELECT key_id, count(*) AS count FROM secrets GROUP BY 1 ORDER BY 1")
+    names = dict(zip(key_ids, ("the current key", "the old key"), strict=False))
+    says = ", ".join(f"{row.count} sealed with {names.get(row.key_id, 'another key')} ({row.key_id})" for row in rows)
+    if lost := [row for row in rows if row.key_id not in key_ids]:
+        do = f"set ECLUSE_SECRET_KEY_OLD to the key {lost[0].key_id}: without it servers do not start"
+        yield Finding("fail", "secrets", says, do)
+    elif [row for row in rows if row.key_id != key_ids[0]]:
+        yield Finding("warn", "secrets", says, "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD")
+    else:
+        yield Finding("ok", "secrets", says or "none stored")
+    ((urls,),) = await _rows(connection, UNSEALED)
+    if urls:
+        do = "start a server with the role scheduler and a secret key, or run `ecluse secrets rotate`"
+        yield Finding("warn", "secrets", f"{urls} webhook URLs are stored in plain text", do)
+
+
 async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncIterator[Finding]:
     standing, days, groups = await growth.measure(connection, keep)
     yield Finding("ok", "growth", growth.sentence(standing, days, groups))
@@ -283,7 +308,22 @@ async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncItera
         yield Finding("warn", "growth", *wrong)
 
 
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _unconnected)
+async def _budgets(connection: Connection) -> AsyncIterator[Finding]:
+    """Warn of budgets that do not limit all calls, because a model has no price."""
+    (row,) = await _rows(
+        connection,
+        "SELECT (SELECT count(*) FROM budgets) AS budgets, count(*) AS calls,"
+        " string_agg(DISTINCT vendor || ' ' || model, ', ') AS models FROM paid_calls"
+        " WHERE NOT priced AND at > ecluse_now() - interval '31 days' AND tenant_id IN (SELECT tenant_id FROM budgets)",
+    )
+    if row.calls:
+        says = f"{row.calls} paid calls of the last 31 days count as 0 in budgets: no price for {row.models}"
+        yield Finding("warn", "budgets", says, "set LLM_PRICES and ELEVENLABS_PRICES, and restart the servers")
+    elif row.budgets:
+        yield Finding("ok", "budgets", f"{row.budgets} set")
+
+
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _unconnected, _budgets)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

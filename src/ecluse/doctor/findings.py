@@ -1,4 +1,4 @@
-"""What `ecluse doctor` reports: findings, each ok, warn or fail, with advice."""
+"""Findings of `ecluse doctor`: each is ok, warn or fail, with advice."""
 
 from __future__ import annotations
 

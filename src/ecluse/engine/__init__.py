@@ -1,12 +1,12 @@
-"""The kit: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
+"""The engine: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are what flows, the API, the pages, the commands and the composition root use of it. Four more are imported
-from their modules, because they import DBOS, which takes longer than all the rest, and a command that only reads the
-database need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and
-`work.completion.end_by_operator`.
+These names are all that flows, the API, the pages, the commands and the composition root use of it. Four more are
+imported from their modules, because they import DBOS, which is slow to import, and commands that only read the database
+need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
 """
 
 from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.effects.budgets import Budget, delete_budget, require_budget, set_budget
 from ecluse.engine.lanes.caps import set_caps as set_lane_caps
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
@@ -15,7 +15,9 @@ from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lanes.rows import put_lanes, retire_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
+from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
+from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.flow import (
     AbsoluteWrite,
     EmitLive,
@@ -47,7 +49,6 @@ from ecluse.engine.runs.leases import (
     force_release,
     hold_for_runs,
     holders,
-    list_leases,
     still_mine,
 )
 from ecluse.engine.runs.leases import acquire as acquire_lease
@@ -93,4 +94,3 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 from ecluse.engine.schedule.slot_decisions import FiringLimits
-from ecluse.engine.work.batched import BatchedQuery

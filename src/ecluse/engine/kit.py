@@ -57,8 +57,8 @@ PINNED_PLANS = {"enable_seqscan": "off", "enable_mergejoin": "off", "plan_cache_
 
 @dataclass
 class Kit:
-    """The engine of one process: `start` starts what its roles need, `stop` hands its work over to other replicas.
-    `broken` is set if one of its loops has failed; the process then has to exit."""
+    """The engine of one process: `start` starts the parts that its roles need, `stop` hands its work over to other
+    replicas. `broken` is set if one of its loops has failed; the process then has to exit."""
 
     dsn: str
     flows: Sequence[Flow]
@@ -142,7 +142,6 @@ class Kit:
                 now=self.clock.now,
                 reserve=lanes.reserve,
                 emit=self.live,
-                begin_paid=paid.begin,
                 pool=self.pool,
             )
             for flow in self.flows
@@ -182,9 +181,9 @@ class Kit:
         return jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Stop and hand over: calls in flight get `grace` seconds to finish, other claimed items are released, the runs
-        are left to other replicas. A part that cannot be stopped properly (its database is unavailable, say) does not
-        keep the others from stopping."""
+        """Stop this replica and hand its work over: calls in flight get `grace` seconds to finish, other claimed items
+        are released, its runs are left to other replicas. An error while one part stops (such as an unavailable
+        database) does not keep the other parts from stopping."""
         self.running = False
         await stopped(self._background)
         async with AsyncExitStack() as parts:
@@ -201,7 +200,8 @@ class Kit:
                 parts.push_async_callback(self._hand_over, self.worker, grace)
 
     async def _hand_over(self, worker: Worker, grace: float) -> None:
-        """Hand the workflows of this replica over to others, while the calls in flight finish, for `grace` seconds."""
+        """Hand the workflows of this replica over to others; meanwhile calls in flight get `grace` seconds to
+        finish."""
         ending = asyncio.create_task(worker.drain(grace))
         try:
             await durable.stop()
@@ -235,7 +235,7 @@ class Kit:
     def flow(self, name: str) -> Flow:
         """Return the flow of this name; raise NotFound, which lists the known flows, if it is not loaded."""
         if name not in self.by_name:
-            raise NotFound(f"there is no flow {name!r}; known: {', '.join(sorted(self.by_name)) or 'none'}")
+            raise NotFound(f"There is no flow {name!r} (known: {', '.join(sorted(self.by_name)) or 'none'}).")
         return self.by_name[name]
 
     async def _lead(self, run_id: int) -> None:
@@ -248,7 +248,7 @@ class Kit:
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live))
 
     def _on_run_ended(self, run_id: str) -> None:
-        """Drop the items of the run that has ended, and wake `wait_for_run`. The callback of ENDED_CHANNEL."""
+        """Callback of ENDED_CHANNEL: drop the items of the run that has ended, and wake `wait_for_run`."""
         # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
         if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])

@@ -1,1 +1,1 @@
-"""The read side of runs: lists, details, causes of waiting. Nothing is written here."""
+"""The read side of runs: lists, details, previews, and why a run waits. Nothing is written here."""

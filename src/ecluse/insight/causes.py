@@ -1,5 +1,5 @@
-"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence for all of
-them. Pure decisions on the facts of one instant, which `waiting.py` reads."""
+"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence that sums
+them up. Pure functions of facts, which `waiting.py` reads at one instant."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.suspects import Suspicion
 
 Cause = Literal[
-    "paused", "held", "breaker", "no worker", "lease", "postponed", "retry", "window", "suspect", "in flight",
+    "paused", "held", "breaker", "no worker", "lease", "budget", "postponed", "retry", "window", "suspect", "in flight",
     "per key", "throttled", "queued", "gate",
 ]  # fmt: skip
 # Items with these causes do not start by themselves, or not for a while: a run whose items all have one of them, with
 # no call in flight, makes no progress.
-BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "postponed"})
+BLOCKING: frozenset[Cause] = frozenset({"paused", "held", "breaker", "no worker", "lease", "budget", "postponed"})
 
+LONGEST_PERIOD = timedelta(days=31)  # of a budget; an item that waits longer continues only when its budget is raised
 SAMPLE = 3
 NAMED = 3  # causes in a summary
 
@@ -34,9 +35,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """Items that wait for the same cause in one stage and lane; without a lane the run itself waits. `since`: when the
-    lane was paused, or the oldest call in flight began; `first_at`, `last_at`: when the first and the last item are
-    expected to start."""
+    """Items that wait for the same cause in one stage and lane; without a lane, the run itself waits. `since`: when the
+    lane was paused, or when the oldest call in flight began; `first_at`, `last_at`: when the first and the last item
+    are expected to start."""
 
     cause: Cause
     flow: str
@@ -67,19 +68,16 @@ class Facts:
     suspicion: int
     error_code: str | None
     error: str | None
-    postponed_cause: Literal["lease", "postponed"] | None
+    postponed_cause: Literal["lease", "postponed", "budget"] | None
     postponed_why: str | None
     position: int | None
     counted: int  # due items in the queue of its lane, as far as they were counted
     lane: str
-    owned: bool  # by the item's tenant: no other one calls through it
     paused_at: datetime | None
     paused_reason: str | None
-    paused_by: str | None
     held_until: datetime | None
     held_reason: str | None
     down_since: datetime | None  # the lane's breaker has opened, and no call has been answered since
-    last_failure: str | None
     clock_stopped: bool
     per_second: float | None
     spacing: timedelta | None
@@ -96,7 +94,7 @@ class Facts:
 
 
 def cause_of(item: Facts) -> Cause:
-    """Return the cause without which the item could start sooner; of several, the one that lasts."""
+    """Return the cause for which the item has not started; if several apply, the one that lasts longest."""
     if item.paused_reason is not None:
         return "paused"
     if item.held_until is not None and item.held_until >= item.due_at:
@@ -118,32 +116,27 @@ def cause_of(item: Facts) -> Cause:
     return "queued" if item.spacing is None else "throttled"
 
 
-def detail_of(item: Facts, *, shared: bool = False) -> str:
-    """Describe the cause for people, without the item's position in the queue. Most lanes are used by all tenants: of
-    these, an answer that is `shared` with a tenant names no operator and quotes no vendor's response to another
-    tenant's call."""
-    shared = shared and not item.owned
-    match cause_of(item):
+def detail_of(item: Facts) -> str:
+    """Describe for people why the item has not started, without its position in the queue. All tenants use the same
+    lanes: the text names no operator and quotes no vendor's response to another tenant's call."""
+    match cause := cause_of(item):
         case "paused":
-            by = "an operator" if shared else item.paused_by
             since = "" if item.paused_at is None else f" (since {instant(item.paused_at)})"
-            clock = "; the clock of its stage stands still" if item.clock_stopped else ""
-            return f"lane {item.lane} was paused by {by}: {item.paused_reason}{since}{clock}"
+            clock = "; the clock of its stage is stopped" if item.clock_stopped else ""
+            return f"lane {item.lane} was paused by an operator: {item.paused_reason}{since}{clock}"
         case "breaker" if item.down_since is not None:
             held = "one call at a time probes it"
             probe = held if item.held_until is None else f"next probe {instant(item.held_until)}"
-            failure = "" if shared else f": {item.last_failure}"
-            return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}{failure}"
+            return f"lane {item.lane}: vendor down since {instant(item.down_since)}, {probe}"
         case "held" | "breaker" if item.held_until is not None:
-            why = item.held_reason
-            if shared:
-                broken = (item.held_reason or "").startswith(TRIGGERED)
-                why = "its breaker is open" if broken else "as the vendor asked (Retry-After)"
+            why = "its breaker is open" if cause == "breaker" else "as the vendor asked (Retry-After)"
             return f"lane {item.lane} is held until {instant(item.held_until)}: {why}"
         case "breaker":
             return f"lane {item.lane} tries one call at a time after its breaker's pause"
         case "no worker":
             return f"no live worker can do {item.flow}/{item.stage}: start one whose flows have it"
+        case "budget":
+            return str(item.postponed_why)
         case "lease" | "postponed":
             return f"{item.postponed_why}; checked again at {instant(item.due_at)}"
         case "retry":
@@ -153,7 +146,7 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
         case "suspect":
             how = "run in a small group" if item.suspicion < Suspicion.ALONE else "run alone"
             how = how if item.suspicion < Suspicion.POISON else "not run again"
-            return f"{item.crashes} workers died with it in hand: it is {how}"
+            return f"{item.crashes} workers died while it was in flight: it is {how}"
         case "in flight":
             return f"lane {item.lane} has its {item.max_in_flight} calls in flight"
         case "per key":
@@ -166,10 +159,10 @@ def detail_of(item: Facts, *, shared: bool = False) -> str:
             return "about to be claimed"
 
 
-def detail_with_position(item: Facts, *, shared: bool = False) -> str:
-    """Describe the cause for people, like `detail_of`, and add how many items of the lane are before this one, where it
-    waits for its turn."""
-    detail = detail_of(item, shared=shared)
+def detail_with_position(item: Facts) -> str:
+    """Describe the cause for people, like `detail_of`; for an item that waits for its turn, add the number of items
+    before it in the lane."""
+    detail = detail_of(item)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
     before = f"at least {item.counted}" if item.position is None else item.position
@@ -179,6 +172,8 @@ def detail_with_position(item: Facts, *, shared: bool = False) -> str:
 def expected(item: Facts) -> datetime | None:
     """Predict when the item will start; None: it cannot be predicted."""
     if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
+        return None
+    if cause_of(item) == "budget" and item.due_at - item.now > LONGEST_PERIOD:
         return None
     if item.position is None and item.due_at <= item.now:
         return None
@@ -191,13 +186,13 @@ def expected(item: Facts) -> datetime | None:
     return item.now + timedelta(seconds=position / item.pace) if item.pace else None
 
 
-def grouped(items: Sequence[Facts], count: int, *, shared: bool) -> Group:
-    """Return the group of `count` items with the same cause, of which `items` are known: the first, some, and the last.
-    `shared`: see `detail_of`."""
+def grouped(items: Sequence[Facts], count: int) -> Group:
+    """Return the group of `count` items with the same cause. `items` has the facts of some of them: the first one,
+    examples, and the last one."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         last = replace(last, position=first.position + count - 1)  # at least
-    cause, detail = cause_of(first), detail_of(first, shared=shared)
+    cause, detail = cause_of(first), detail_of(first)
     if cause == "retry" and count > 1:
         when = f"from {instant(first.due_at)} to {instant(last.due_at)}"
         detail = f"next attempts {when}, the first after {first.error_code}: {first.error}"
@@ -238,8 +233,8 @@ def merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
-    """Summarize why a run waits, in one sentence: the groups of its items, how many items wait in all, and how many
-    calls are in flight."""
+    """Summarize in one sentence why a run waits. `groups`: its waiting items by cause; `waiting`: their number;
+    `calls`: the number of calls in flight."""
     if not waiting:
         return f"nothing of it waits in a lane: {groups[0].detail}"
     if len(groups) == 1:
@@ -251,5 +246,5 @@ def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
 
 
 def instant(at: datetime) -> str:
-    """Return the instant as people read it, in UTC."""
+    """Format the instant for people, in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

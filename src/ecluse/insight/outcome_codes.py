@@ -1,5 +1,5 @@
-"""The error codes of items, targets and runs: what each means and what an operator can do. The page `/docs/errors` and
-docs/errors.md are made from this table; a test compares it with the codes in the source."""
+"""The error codes of items, targets and runs: the meaning of each, and what an operator can do. The page `/docs/errors`
+and docs/errors.md are made from this table; a test compares it with the codes in the source."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Failure(NamedTuple):
 FAILURES = {
     # The engine
     "BUG": Failure("Code of the flow raised an unexpected error.", "Report it: the error names its class and message."),
+    "BUDGET_EXCEEDED": Failure(
+        "A budget had no room for the paid call until the time of the stage was up.",
+        "Raise the budget, or wait for its next period; then redrive the run.",
+    ),
     "CANCELLED": Failure("The run was ended on request before the target was finished.", "Redrive cancelled targets."),
     "DISPATCH_FAILED": Failure(
         "The item could not be stored as it is.", "Correct the record: the error names what cannot be stored."
@@ -109,13 +113,23 @@ FAILURES = {
     "ENDPOINT_OFF": Failure("The endpoint was deleted or switched off.", "Switch it on, then redeliver."),
     "GONE": Failure("The receiver answered 410, and the endpoint was switched off.", "Correct its URL, switch it on."),
     "MAIL_DEFERRED": Failure("The mail server asked to try later.", RETRIED),
-    "MAIL_NOT_CONFIGURED": Failure("The server is not set up to send mail.", "Set SMTP_HOST and MAIL_FROM."),
+    "MAIL_LIMIT": Failure(
+        "The tenant has had its mails of the day.", "Raise ECLUSE_MAILS_PER_DAY, or subscribe to less."
+    ),
+    "MAIL_NOT_CONFIGURED": Failure(
+        "The server is not set up to send mail.", "Set SMTP_HOST, MAIL_FROM and ECLUSE_PUBLIC_URL."
+    ),
     "MAIL_REFUSED": Failure("The mail server refused the mail.", "Correct the address that the error names."),
     "MAIL_SERVER": Failure("The mail server could not be used; nothing was sent.", RETRIED),
     "MAY_HAVE_BEEN_SENT": Failure(
         "The mail may have been sent, so it is not repeated.", "Redeliver it if it is missing."
     ),
+    "NOT_CONFIRMED": Failure(
+        "The mail address is not confirmed.", "Follow the link that it was sent, or ask for another one; redeliver."
+    ),
     "NO_DELIVERY": Failure("The run has no message to deliver.", "Nothing: deliveries are started by events only."),
-    "NO_SECRET": Failure("The endpoint's signing secret is gone.", "Rotate the secret, then redeliver."),
+    "NO_SECRET": Failure(
+        "The URL or signing secret of the webhook is gone.", "Give the URL again, or rotate the secret; redeliver."
+    ),
     "NO_SECRET_KEY": Failure("The server has no key to open the signing secret.", "Set ECLUSE_SECRET_KEY."),
 }

@@ -1,4 +1,4 @@
-"""Preview of what ending a run would do, for the person who is about to end it."""
+"""Preview of the effects of ending a run, for the person who is about to end it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ FROM runs r WHERE r.id = %(run)s
 
 
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
-    """Return what ending the run now would do, as numbers: of the targets that keep their outcome (`finished`) and of
-    those that would be cancelled, in flight or waiting; of the runs that would end with this one and of those that
-    other runs or people wait for; of the calls in flight."""
+    """Return the effects of ending the run now, as counts: targets that keep their outcome (`finished`); targets that
+    would be cancelled, in flight or waiting; runs that would end with this one, and runs that would go on because
+    others wait for them; calls in flight."""
     (row,) = await fetch_all(connection, dict, PREVIEW, {"run": run.id, "last": flow.last_stages})
     return {"run_id": str(run.id), "flow": run.flow, **row}

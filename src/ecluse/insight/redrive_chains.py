@@ -1,4 +1,4 @@
-"""Chains of redrives: an ended run, the runs that repeat targets of it, and the outcomes of its targets after them. A
+"""Chains of redrives: an ended run, the runs that repeat targets of it, and the latest outcomes of its targets. A
 redrive may be redriven, too: all of them belong to the first run of their chain."""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SELECT start, id FROM up WHERE redrive_of IS NULL
 
 
 async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[int, list[int]]:
-    """Return the redrives of each of these runs that has any, by its id: redrives of redrives included, the oldest
-    first."""
+    """Return the redrives of each of these runs, by run id, the oldest first, including redrives of redrives. Runs
+    without redrives are left out."""
     found: dict[int, list[int]] = {}
     if run_ids:
         for root, run_id in await fetch_rows(connection, REDRIVES, {"runs": list(run_ids)}):
@@ -49,7 +49,7 @@ async def redrives_of(connection: Connection, run_ids: Collection[int]) -> dict[
 
 async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int, dict[str, Any]]:
     """Count the targets of each of these runs by their latest outcome, over the run and its redrives; return the counts
-    by run id. An outcome that is cancelled replaces no other."""
+    by run id. A cancelled outcome does not replace an earlier one."""
     if not run_ids:
         return {}
     rows = await fetch_all(connection, dict, STANDING, {"runs": list(run_ids), "cancelled": CANCELLED})
@@ -57,5 +57,6 @@ async def standing(connection: Connection, run_ids: Collection[int]) -> dict[int
 
 
 async def first_of(connection: Connection, run_ids: Collection[int]) -> dict[int, int]:
-    """Return the first run in the chain of each of these runs, by run id: the run itself, if it is no redrive."""
+    """Return the first run in the chain of each of these runs, by run id; for a run that is not a redrive, the run
+    itself."""
     return dict(await fetch_rows(connection, FIRST, (list(run_ids),)))

@@ -1,7 +1,7 @@
-"""The queries about runs for API, pages, command line and metrics: what they show of a run is computed here only.
+"""Queries about runs for API, pages, command line and metrics; all of them show the same figures of a run, because they
+are computed here only.
 
-Counts of work come from the counters of `claims`, never from counting items. `tenant` None means runs of any tenant,
-which only the command line may read; otherwise a run of another tenant is not found.
+Counts of work come from the counters of `claims`, never from counting items. A run of another tenant is not found.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_one, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
 from ecluse.engine.runs.items import COUNTS
 from ecluse.engine.runs.waiters import IN_FLIGHT
 from ecluse.insight.redrive_chains import redrives_of, standing
 
-Row = dict[str, Any]
 SOME = 5  # targets named with the reason for which they failed
 WILL_FAIL = "will fail"  # standing of a target that has no outcome yet, but is known to fail
 
@@ -25,7 +24,8 @@ LIST = """
 SELECT id, tenant_id, flow, event_key, parent_run_id, redrive_of, schedule_id, correlation_id, status, state, phase,
        selected, successful, failed, ignored, cancelled, reason, error_code, end_cause, ended_by, created_at,
        started_at, ended_at
-FROM runs WHERE id IN (SELECT id FROM runs {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s) ORDER BY id DESC
+FROM runs WHERE id IN (SELECT id FROM runs WHERE {where} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s)
+ORDER BY id DESC
 """
 
 # Most outcomes are settled at the end, in one commit: until then, the outcomes of the largest runs are not counted.
@@ -35,8 +35,12 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes,
-    r.error_details ->> 'selection_incomplete' AS selection_incomplete
-FROM runs r WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
+    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.cost, p.cost_reserved
+FROM runs r CROSS JOIN LATERAL (
+    SELECT trim_scale(sum(coalesce(cost, reserved)) FILTER (WHERE state <> 'reserved')) AS cost,
+           trim_scale(sum(reserved) FILTER (WHERE state = 'reserved')) AS cost_reserved
+    FROM paid_calls WHERE run_id = r.id OR root_run_id = r.id) p
+WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """
 
 # If the work of a stage is done by other runs, its calls in flight are those of the runs that this one waits for.
@@ -64,11 +68,6 @@ LOG = """
 SELECT id, at, level, run_log_message(message, count, targets) AS message, event_id, data, count, targets, last_at
 FROM run_log WHERE run_id = %(run)s
 ORDER BY id {order} LIMIT %(limit)s OFFSET %(offset)s
-"""
-
-TRACE = """
-SELECT created_at, level, message, data, workflow, entity_type, entity_id, trace_id, inngest_event_id, function_id
-FROM workflow_logs WHERE run_id = %(run)s ORDER BY created_at {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
 """
 
 # Reads what is open or waiting, each through an index that holds nothing else: finished rows cost nothing here.
@@ -158,7 +157,7 @@ SELECT id, name, deleted_at IS NOT NULL AS deleted FROM schedules WHERE tenant_i
 async def list_runs(
     connection: Connection,
     *,
-    tenant: str | None,
+    tenant: str,
     flow: str | None = None,
     state: str | None = None,
     but: Collection[str] = (),
@@ -193,21 +192,23 @@ async def list_runs(
         "ids": (None if ids is None else list(ids), "id = ANY(%(ids)s)"),
     }
     where = " AND ".join(text for value, text in filters.values() if value is not None)
-    statement = LIST.format(where=f"WHERE {where}" if where else "")
+    statement = LIST.format(where=where)
     given = {name: value for name, (value, _) in filters.items()}
     return await fetch_all(connection, dict, statement, {**given, "limit": limit, "offset": offset})
 
 
-async def show_run(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """Return what `run_itself` returns, and `will_fail`: how many of the run's open targets are known to fail."""
+async def show_run(connection: Connection, tenant: str, run_id: int) -> Row:
+    """Return the run as `run_itself` does, with `will_fail` added: the number of its open targets that are known to
+    fail."""
     run = await run_itself(connection, tenant, run_id)
     return {**run, "will_fail": await will_fail(connection, run_id)}
 
 
-async def run_itself(connection: Connection, tenant: str | None, run_id: int) -> Row:
-    """Return the run's columns, `stages` (what each expects, has done and still waits for), `outcomes` (counts by error
-    code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text), `redrives`
-    and the counts of its targets after those that have ended."""
+async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
+    """Return a run: its columns, `stages` (with counts of done, failed, in flight and waiting), `outcomes` (counts by
+    error code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text),
+    `redrives`, and `after_redrives` (counts of its targets by latest outcome). Raise NotFound if the tenant has no such
+    run."""
     run = await fetch_one(connection, dict, SHOW, {"run": run_id, "tenant": tenant})
     if run is None:
         raise _unknown(run_id)
@@ -219,7 +220,7 @@ async def run_itself(connection: Connection, tenant: str | None, run_id: int) ->
 
 
 async def will_fail(connection: Connection, run_id: int) -> Row:
-    """Count the targets that have no outcome yet and are known to fail, in all and by code. The caller has checked the
+    """Count the open targets of the run that are known to fail, in total and by code. The caller has checked the
     tenant."""
     codes = {row["error_code"]: row["count"] for row in await fetch_all(connection, dict, CODES, {"run": run_id})}
     return {"count": sum(codes.values()), "codes": codes}
@@ -234,14 +235,14 @@ async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[in
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
-    """Return those of these schedules that are the tenant's, deleted ones included, by id: their names, for lists of
-    runs."""
+    """Return the schedules with these ids that belong to the tenant, deleted ones included, by id: their names, for
+    lists of runs."""
     rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
 
 async def list_log(
-    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
+    connection: Connection, tenant: str, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
     """Return a page of the run's log (`run_log`), the oldest line first unless `newest_first`."""
     await check_tenant(connection, tenant, run_id)
@@ -250,25 +251,15 @@ async def list_log(
 
 
 async def count_log(connection: Connection, run_id: int) -> int:
-    """Return how many lines the run's log has. The caller has checked the tenant."""
+    """Return the number of lines of the run's log. The caller has checked the tenant."""
     return int(await fetch_value(connection, "SELECT count(*) FROM run_log WHERE run_id = %s", (run_id,)))
 
 
-async def list_trace(
-    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
-) -> list[Row]:
-    """Return a page of the run's trace lines, which are stored if WORKFLOW_LOG_DB_ENABLED is set, the oldest first
-    unless `newest_first`."""
-    await check_tenant(connection, tenant, run_id)
-    statement = TRACE.format(order="DESC" if newest_first else "ASC")
-    return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
-
-
 async def list_outcomes(
-    connection: Connection, tenant: str | None, run_id: int, *, after: str | None = None, limit: int
+    connection: Connection, tenant: str, run_id: int, *, after: str | None = None, limit: int
 ) -> list[Row]:
-    """Return the outcomes of the run's targets, by target. A caller that reads all of them passes the last target seen
-    as `after`, and holds no connection between the pages."""
+    """Return a page of the outcomes of the run's targets, sorted by target. To read the next page, pass the last target
+    as `after`; no connection is held between pages."""
     await check_tenant(connection, tenant, run_id)
     statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
     return await fetch_all(connection, dict, statement, {"run": run_id, "after": after, "limit": limit})
@@ -284,11 +275,11 @@ async def results(
     limit: int,
     offset: int = 0,
 ) -> Row:
-    """Return the results on a run's page: `reasons` (counts of its targets by outcome and reason, failures first, then
-    the most frequent, at most so many as the parameter says; of failures the first targets), a page of `outcomes`,
-    failed ones before all others, and how many targets `will_fail`. The page is filtered by `outcome`, which may be
-    `open`, or `will fail` for open targets that are known to fail, and by `why`, a reason's code, or else its text.
-    `unsettled`: nothing is known of any target yet. The caller has checked the tenant."""
+    """Return the results for the page of a run: `reasons` (counts of targets by outcome and reason, failures first,
+    then by frequency, at most `reasons` of them; failures with their first targets), a page of `outcomes`, failed ones
+    first, and `will_fail`, the number of open targets known to fail. The page is filtered by `outcome`, which may be
+    `open`, or `will fail`, and by `why`, the code of a reason, or else its text. `unsettled`: nothing is known of any
+    target yet. The caller has checked the tenant."""
     given = {"run": run_id, "outcome": outcome, "why": why, "reasons": reasons, "limit": limit, "offset": offset}
     (row,) = await fetch_all(connection, dict, RESULTS, given)
     return row
@@ -299,12 +290,11 @@ async def vitals(connection: Connection) -> list[Row]:
     return await fetch_all(connection, dict, VITALS, {})
 
 
-async def check_tenant(connection: Connection, tenant: str | None, run_id: int) -> None:
-    """Raise NotFound unless there is such a run of the tenant, or of any tenant (None)."""
-    owner = await fetch_value(connection, "SELECT tenant_id FROM runs WHERE id = %s", (run_id,))
-    if owner is None or tenant not in (None, owner):
+async def check_tenant(connection: Connection, tenant: str, run_id: int) -> None:
+    """Raise NotFound if the tenant has no such run."""
+    if await fetch_value(connection, "SELECT tenant_id FROM runs WHERE id = %s", (run_id,)) != tenant:
         raise _unknown(run_id)
 
 
 def _unknown(run_id: int) -> NotFound:
-    return NotFound(f"there is no run {run_id}")
+    return NotFound(f"There is no run {run_id}.")

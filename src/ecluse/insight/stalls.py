@@ -1,4 +1,4 @@
-"""Open runs that make no progress, for lists of runs: cheap, and less exact than `waiting.why_run`."""
+"""Which open runs make no progress, for lists of runs: cheaper and less exact than `waiting.why_run`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ NOT_CLOSED = (None, None, None, None)
 
 
 class Stall(NamedTuple):
-    """A run that makes no progress. `quiet_since`: its last progress, if that is long ago. `lane`: a closed lane in
-    which items wait, of the run or of a run that it waits for."""
+    """Why a run makes no progress. `quiet_since`: its last progress, if that is long ago. `lane`: a closed lane in
+    which items of the run, or of a run that it waits for, are waiting."""
 
     quiet_since: datetime | None
     lane: str | None
@@ -58,13 +58,12 @@ class Stall(NamedTuple):
 
 
 def is_quiet(progress_at: datetime, now: datetime) -> bool:
-    """Return whether a run whose last progress was then counts as one that makes no progress."""
+    """Return True if the last progress of a run was so long ago that it counts as making none."""
     return now - progress_at >= QUIET
 
 
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
-    """Return those of these runs of the tenant that are open and make no progress, or of which a part makes none, by
-    run id."""
+    """Return, by run id, the open runs among these that make no progress, or of which a part waits in a closed lane."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}

@@ -1,5 +1,5 @@
-"""One target of a run in full: its items with every attempt, its writes at vendors, its log lines, the runs made for it
-and why it waits."""
+"""One target of a run in full: its items with every attempt, its writes at vendors, its log lines, the runs started for
+it, and why it waits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def show_target(connection: Connection, tenant: str, run_id: int, target: 
     given: dict[str, Any] = {"run": run_id, "target": target, "most": MOST}
     found = await fetch_one(connection, dict, OUTCOME, given)
     if found is None:
-        raise NotFound(f"run {run_id} has no target {storable(target, 50)}")
+        raise NotFound(f"There is no target {storable(target, 50)} in run {run_id}.")
     items = await fetch_all(connection, dict, ITEMS, given)
     given |= {"items": [item["id"] for item in items], "events": _events(items)}
     waiting = await fetch_column(connection, WAITING, given) if found["outcome"] is None else []
@@ -72,12 +72,12 @@ async def show_target(connection: Connection, tenant: str, run_id: int, target: 
         "effects": await fetch_all(connection, dict, EFFECTS, given),
         "log": await fetch_all(connection, dict, LOG, given),
         "runs": await fetch_all(connection, dict, RUNS, given),
-        "waiting": [asdict(one) for one in await why_items(connection, waiting, shared=True)],
+        "waiting": [asdict(one) for one in await why_items(connection, waiting)],
     }
 
 
 def _events(items: Sequence[Row]) -> list[str]:
-    """Return the event ids of the items in every round."""
+    """Return the event ids of the items, one per round."""
     found = []
     for item in items:
         first = item["event_id"].removesuffix(f"-retry-{item['round']}") if item["round"] else item["event_id"]

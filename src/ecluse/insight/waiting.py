@@ -1,10 +1,10 @@
-"""Why a run waits. For a run and every run that it waits for: the causes, how many items have each, and when these
-items start, where that can be predicted; or the same item by item.
+"""Why a run waits: for the run and every run that it waits for, the causes, the number of items per cause, and when
+these items start, where that can be predicted; or the same item by item.
 
 Computed on read, from the items, their lanes and the live replicas; nothing is written while an item waits. Items are
 grouped in one statement, by everything that decides their cause, and only the first and the last of a group are
-explained. A position counts the due items before this one in the order of the claim: tenants in turn, each in its own
-order.
+explained. A position is the number of due items before this one in the order of the claim: tenants in turn, each in its
+own order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LEFT JOIN LATERAL (SELECT * FROM stages s WHERE s.run_id = r.id AND s.ended_at I
                    ORDER BY s.started_at DESC, s.stage LIMIT 1) s ON true,
 LATERAL (SELECT coalesce(sum(b.calls), 0)::int AS calls, min(b.since) AS since FROM busy b JOIN above a
          ON a.busy_run = b.run_id AND a.id = r.id) b
-WHERE r.id = %(run)s AND (%(tenant)s::text IS NULL OR r.tenant_id = %(tenant)s)
+WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """  # noqa: S608 - our own names
 
 FULL_KEYS = """
@@ -132,9 +132,9 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
        (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
-       l.name AS lane, l.tenant_id IS NOT NULL AS owned, l.paused_at, l.paused_reason, l.paused_by,
+       l.name AS lane, l.paused_at, l.paused_reason,
        CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
-       l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
+       l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since,
        l.clock_stopped_at IS NOT NULL AS clock_stopped, l.per_second, l.spacing,
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
@@ -170,8 +170,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """Why a run, and the runs that it waits for, do not go on. `waiting` and `in_flight` count their items and
-    calls."""
+    """Why a run, and the runs that it waits for, do not go on: the waiting items by cause, the number of them and of
+    calls in flight, and a sentence for people."""
 
     summary: str
     waiting: int
@@ -182,17 +182,15 @@ class RunWaits:
     groups: Sequence[Group]
 
 
-async def why(connection: Connection, tenant: str | None, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause.
-    `tenant` None: any tenant's run, with all details of the lanes; otherwise raise NotFound for another tenant's
-    run."""
+async def why(connection: Connection, tenant: str, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
+    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    return await why_items(connection, page, shared=tenant is not None)
+    return await why_items(connection, page)
 
 
-async def why_items(connection: Connection, ids: Collection[int], *, shared: bool) -> list[Waiting]:
-    """Return those of the items that wait, in queue order. `shared`: the answer is for a tenant."""
+async def why_items(connection: Connection, ids: Collection[int]) -> list[Waiting]:
+    """Return the items among `ids` that wait, in queue order, each with its cause."""
     return [
         Waiting(
             one.id,
@@ -202,7 +200,7 @@ async def why_items(connection: Connection, ids: Collection[int], *, shared: boo
             one.stage,
             one.lane,
             cause_of(one),
-            detail_with_position(one, shared=shared),
+            detail_with_position(one),
             one.position,
             expected(one),
         )
@@ -210,9 +208,9 @@ async def why_items(connection: Connection, ids: Collection[int], *, shared: boo
     ]
 
 
-async def why_run(connection: Connection, tenant: str | None, run_id: int) -> RunWaits:
-    """Explain why a run and the runs it waits for do not go on, by cause; the most frequent first. `tenant`: see
-    `why`."""
+async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
+    """Explain why a run and the runs that it waits for do not go on: their waiting items by cause, the most frequent
+    first."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
@@ -227,7 +225,7 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
         # An item that was claimed between the two statements no longer waits.
         ids = [item for item in (row["first"], *row["some"], row["last"]) if item in facts]
         if ids:
-            groups.append(grouped([facts[item] for item in ids], row["count"], shared=tenant is not None))
+            groups.append(grouped([facts[item] for item in ids], row["count"]))
     groups = merged(groups) or [await _itself(connection, run)]
     total = sum(group.count for group in groups if group.lane is not None)
     blocked = not run["calls"] and all(group.cause in BLOCKING for group in groups)
@@ -236,8 +234,8 @@ async def why_run(connection: Connection, tenant: str | None, run_id: int) -> Ru
 
 
 async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
-    """Explain what a run, a row of RUN, waits for as a whole, if neither it nor any run that it waits for has a waiting
-    item."""
+    """Explain what the run as a whole waits for, if neither it nor any run that it waits for has a waiting item. `run`
+    is a row of RUN."""
 
     def waits(cause: Cause, detail: str) -> Group:
         return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
@@ -265,15 +263,15 @@ def _calls(count: int) -> str:
     return "1 call is" if count == 1 else f"{count:,} calls are"
 
 
-async def _run(connection: Connection, tenant: str | None, run_id: int) -> dict[str, Any]:
+async def _run(connection: Connection, tenant: str, run_id: int) -> dict[str, Any]:
     row = await fetch_one(connection, dict, RUN, {"run": run_id, "tenant": tenant})
     if row is None:
-        raise NotFound(f"there is no run {run_id}")
+        raise NotFound(f"There is no run {run_id}.")
     return row
 
 
 async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
-    """Return the facts about those of these items that still wait, in queue order."""
+    """Return the facts about the items among `ids` that still wait, in queue order."""
     if not ids:
         return []
     return await fetch_all(connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED})

@@ -1,4 +1,4 @@
-"""Turn events into deliveries, set-based, one per recipient and event.
+"""Creation of deliveries from events, set-based, one per recipient and event.
 
 The publisher may offer an event twice. The key of a delivery's run is computed from recipient and event, so dispatching
 the event a second time is a no-op.
@@ -14,14 +14,14 @@ from datetime import datetime
 import psycopg
 import structlog
 
-from ecluse.base.errors import EcluseError, NotFound
+from ecluse.base.errors import Conflict, EcluseError, NotFound
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.query import Row, as_json, fetch_one, fetch_rows, fetch_value
 from ecluse.engine import Event, PublishedEvent, Start, Started, start_runs
 from ecluse.notify import endpoints
 from ecluse.notify.flow import FLOW
-from ecluse.notify.rules import FLOW_NAME, Kind, about_run, message, run_key, shown_to
+from ecluse.notify.rules import CONFIRM, FLOW_NAME, Kind, about_run, message, run_key, shown_to
 from ecluse.notify.work import NewDelivery
 
 log = structlog.get_logger(__name__)
@@ -38,34 +38,37 @@ WHERE EXISTS (SELECT FROM unnest(n.events) AS p(pattern) WHERE pattern = e.event
 ORDER BY e.place, n.id
 """
 KEEP = """
-INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, secret_name, event_key, event_type, about_run,
-                        message, created_at)
-SELECT run_id, tenant_id, endpoint_id, kind, recipient, secret_name, event_key, event_type, about_run, message,
-       ecluse_now()
+INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, secret_name, url_name, event_key, event_type,
+                        about_run, message, created_at)
+SELECT run_id, tenant_id, endpoint_id, kind, recipient, secret_name, url_name, event_key, event_type, about_run,
+       message, ecluse_now()
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, tenant_id text, endpoint_id bigint, kind text, recipient text,
-    secret_name text, event_key text, event_type text, about_run bigint, message jsonb)
+    secret_name text, url_name text, event_key text, event_type text, about_run bigint, message jsonb)
 """
 AGAIN = """
-SELECT tenant_id, event_key, event_type, about_run, message, kind, recipient, endpoint_id, secret_name
+SELECT tenant_id, event_key, event_type, about_run, message, kind, recipient, endpoint_id, secret_name,
+       url_name
 FROM deliveries WHERE run_id = %s AND tenant_id = %s
 """
 
 
 @dataclass(frozen=True)
 class Recipient:
-    """A recipient of a delivery: `to` is a URL or a mail address; `endpoint_id` None: named by a schedule. Without
-    `secret_name`, the name of a sealed secret, a webhook is not signed."""
+    """A recipient of a delivery: `to` is a mail address or the origin of a URL; `endpoint_id` None: named by a
+    schedule, whose URL is sealed as `url_name`. Without `secret_name`, the name of a sealed secret, a webhook is not
+    signed."""
 
     kind: Kind
     to: str
     endpoint_id: int | None = None
     secret_name: str | None = None
+    url_name: str | None = None
 
 
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
-    """Create the deliveries of published events: a sink of the publisher. If a batch fails, the error is raised and the
+    """Create the deliveries of published events. A sink of the publisher: if a batch fails, the error is raised and the
     publisher offers its events one by one. A single event that fails while the database is available is logged and
-    dropped: the events after it would wait for it forever."""
+    dropped: later events would wait for it forever."""
     wanted_events = [
         event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)
     ]
@@ -103,10 +106,13 @@ async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Start
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
     """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
-    the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run."""
+    the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run, and Conflict for
+    a request to confirm an address, which is not for repeating."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
     if delivery is None:
         raise NotFound(f"there is no delivery {run_id}")
+    if delivery.event_type == CONFIRM:
+        raise Conflict(f"Ask for a new link instead: `ecluse notifications addresses confirm {delivery.recipient}`.")
     if delivery.endpoint_id is not None and delivery.kind == "webhook":
         endpoint = await endpoints.show(connection, tenant, delivery.endpoint_id)
         delivery = replace(delivery, recipient=endpoint["url"])
@@ -118,7 +124,7 @@ async def deliver(
     connection: Connection, new_deliveries: Sequence[NewDelivery], *, again: bool = False
 ) -> list[Started]:
     """Insert the runs and rows of these deliveries in the caller's transaction, each once per recipient and event;
-    return the runs. `again`: deliver also what was delivered before."""
+    return the runs. `again`: events that were delivered before are delivered again."""
     if not new_deliveries:
         return []
     new_deliveries = list({(one.tenant_id, _key(one)): one for one in new_deliveries}.values())
@@ -149,7 +155,8 @@ async def deliver(
 
 def _key(delivery: NewDelivery) -> str:
     """Return the event key of the delivery's run."""
-    return run_key(delivery.endpoint_id, delivery.recipient, delivery.kind, delivery.event_key)
+    which = (delivery.event_key, delivery.event_type, delivery.about_run)
+    return run_key(delivery.endpoint_id, delivery.recipient, delivery.kind, *which)
 
 
 def _ended_with_parent(event: PublishedEvent) -> bool:
@@ -191,4 +198,5 @@ def _new_delivery(event: Event | PublishedEvent, occurred_at: datetime, to: Reci
         to.to,
         to.endpoint_id,
         to.secret_name,
+        to.url_name,
     )

@@ -1,4 +1,5 @@
-"""Notification endpoints: which recipients subscribe to which events. An endpoint of another tenant is not found."""
+"""Notification endpoints: recipients, and the events that they subscribe to. An endpoint of another tenant is not
+found."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ecluse.base.errors import NotFound
+from ecluse.base.masking import origin_of
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
+from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.notify.rules import Kind, shown_to
 from ecluse.notify.webhook_signature import old_name
 
@@ -27,31 +29,26 @@ UPDATE notification_endpoints SET {{sets}}, updated_at = ecluse_now(),
     disabled_reason = CASE WHEN %(is_active)s::boolean IS NULL THEN disabled_reason END
 WHERE tenant_id = %(tenant)s AND id = %(endpoint)s RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
-ROTATE = f"""
-UPDATE notification_endpoints SET updated_at = ecluse_now()
-WHERE tenant_id = %(tenant)s AND id = %(endpoint)s AND kind = 'webhook' RETURNING {COLUMNS}
-"""  # noqa: S608 - our own names
 GONE = """
 UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
 WHERE tenant_id = %s AND id = %s AND is_active
 """
-FULL = "SELECT count(*) >= %s FROM notification_endpoints WHERE tenant_id = %s"
-MOST = 50
 CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
 
 
-class TooManyEndpoints(Exception):
-    """The tenant has reached its maximum number of endpoints."""
-
-
 def secret_name(endpoint_id: int) -> str:
-    """Return the name under which the signing secret of an endpoint is sealed."""
+    """Return the name under which the signing secret of an endpoint is stored encrypted."""
     return f"webhook:{endpoint_id}"
 
 
 def old_secret_name(endpoint_id: int) -> str:
-    """Return the name under which the replaced signing secret of an endpoint is sealed."""
+    """Return the name under which the replaced signing secret of an endpoint is stored encrypted."""
     return old_name(secret_name(endpoint_id))
+
+
+def url_name(endpoint_id: int) -> str:
+    """Return the name under which the URL of an endpoint is sealed; its row has the origin only."""
+    return f"webhook:{endpoint_id}:url"
 
 
 async def create(
@@ -65,16 +62,12 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint and return its row: a webhook has a URL, a mail endpoint addresses. The number per tenant is
-    limited (TooManyEndpoints), because every event is matched against all of them."""
-    # Lock the tenant, so that concurrent calls check the limit one after the other.
-    await connection.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (tenant,))
-    if await fetch_value(connection, FULL, (MOST, tenant)):
-        raise TooManyEndpoints
+    """Create an endpoint and return its row: a webhook has a URL, which the caller seals (`url_name`), a mail endpoint
+    addresses."""
     given = {
         "tenant": tenant,
         "kind": kind,
-        "url": url,
+        "url": None if url is None else origin_of(url),
         "addresses": addresses or [],
         "events": events,
         "description": description,
@@ -85,22 +78,20 @@ async def create(
 
 
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
-    """Return the row of an endpoint, locked until the end of the transaction with `lock`. Raises NotFound."""
+    """Return the row of an endpoint; raise NotFound if there is none. `lock`: keep it locked until the end of the
+    transaction."""
     statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
     return await _the_one(connection, statement, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
-    """Change the given columns. A change of `is_active` clears `disabled_reason`: the caller has dealt with it."""
+    """Change the given columns; a new URL is sealed by the caller. A change of `is_active` clears `disabled_reason`:
+    the caller has dealt with it."""
+    if "url" in changes:
+        changes = {**changes, "url": origin_of(changes["url"])}
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
     given = {"is_active": None, **changes, "tenant": tenant, "endpoint": endpoint_id}
     return await _the_one(connection, UPDATE.format(sets=sets), given)
-
-
-async def rotated(connection: Connection, tenant: str, endpoint_id: int) -> Row:
-    """Set the time of the last change of a webhook endpoint whose secret was replaced; return its row. Raises NotFound
-    for a mail endpoint, too."""
-    return await _the_one(connection, ROTATE, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
@@ -118,7 +109,8 @@ async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why:
 
 
 def shown(row: Row) -> Row:
-    """Return the row for readers: of the URL, which may contain a token, only the origin."""
+    """Return the row as it is shown to people and API callers: only the origin of its URL, which may contain a
+    token."""
     return {**row, "url": None if row["url"] is None else shown_to("webhook", row["url"])}
 
 
@@ -131,4 +123,4 @@ async def _the_one(connection: Connection, statement: str, given: Row) -> Row:
 
 
 def _unknown(endpoint_id: int) -> NotFound:
-    return NotFound(f"there is no endpoint {endpoint_id}")
+    return NotFound(f"There is no endpoint {endpoint_id}.")

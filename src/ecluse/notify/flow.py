@@ -58,8 +58,8 @@ BRIEF = tuple(
 
 
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
-    """Open the stage of each new run with its one item: by kind of recipient, and briefer for the recipients of a
-    schedule."""
+    """Open the stage of each new run and dispatch its one item. The kind of recipient decides the stage; recipients of
+    a schedule have stages with fewer retries."""
     for stage in FLOW.stages:
         mine = [
             run for run in runs if stage.name == run.input["kind"] + ("" if run.input["lasting"] else "-of-schedule")
@@ -69,7 +69,7 @@ async def begin(connection: Connection, runs: Sequence[Run]) -> None:
 
 
 def _message(to: str) -> NewItem:
-    """Return the run's only item, whose target is the receiver. It is masked: the URL of a receiver without an endpoint
+    """Return the run's only item. Its target is the receiver, masked, because the URL of a receiver without an endpoint
     may contain a token."""
     return NewItem("message", target=masked(to), group=to)
 
@@ -87,5 +87,5 @@ FLOW = Flow(
 
 
 def working(setup: Setup) -> Flow:
-    """Return the flow with the resources that it needs to deliver."""
+    """Return the flow with the resources that it needs to deliver (HTTP client, pool, mail settings)."""
     return replace(FLOW, vendors=partial(resources, setup))

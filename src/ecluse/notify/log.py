@@ -1,50 +1,31 @@
-"""Read side of deliveries: message, recipient, state and every attempt. State, attempts and errors are read from the
+"""Queries about deliveries: message, recipient, state and every attempt. State, attempts and errors are read from the
 delivery's run and item; nothing is stored twice."""
 
 from __future__ import annotations
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one
+from ecluse.db.query import Row, fetch_one
 from ecluse.notify.rules import message_id, shown_to
 
-LIST = """
-SELECT * FROM delivery_list
-WHERE tenant_id = coalesce(%(tenant)s, tenant_id) AND (%(endpoint)s::bigint IS NULL OR endpoint_id = %(endpoint)s)
-  AND state = coalesce(%(state)s, state)
-ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s
-"""
 SHOW = """
 SELECT d.*, (SELECT coalesce(jsonb_agg(jsonb_build_object('execution', a.execution, 'at', a.at,
            'error_code', a.error_code, 'error', a.error, 'retry_at', a.retry_at) ORDER BY a.id), '[]')
        FROM attempts a WHERE a.run_id = d.id) AS attempts
-FROM delivery_list d WHERE d.tenant_id = coalesce(%s, d.tenant_id) AND d.id = %s
+FROM delivery_list d WHERE d.tenant_id = %s AND d.id = %s
 """
 
 
-async def list_deliveries(
-    connection: Connection,
-    tenant: str | None,
-    *,
-    endpoint_id: int | None = None,
-    state: str | None = None,
-    limit: int,
-    offset: int,
-) -> list[Row]:
-    """Return deliveries, the newest first. `tenant` None means all tenants; only the command line may pass it."""
-    given = {"tenant": tenant, "endpoint": endpoint_id, "state": state, "limit": limit, "offset": offset}
-    return [shown(row) for row in await fetch_all(connection, dict, LIST, given)]
-
-
-async def show_delivery(connection: Connection, tenant: str | None, run_id: int) -> Row:
+async def show_delivery(connection: Connection, tenant: str, run_id: int) -> Row:
     """Return one delivery with its message, every failed attempt, and the final answer."""
     row = await fetch_one(connection, dict, SHOW, (tenant, run_id))
     if row is None:
-        raise NotFound(f"there is no delivery {run_id}")
+        raise NotFound(f"There is no delivery {run_id}.")
     return shown(row)
 
 
 def shown(row: Row) -> Row:
-    """Return the row for readers: with the id of its message, and of a webhook's URL only the origin."""
+    """Return the row as it is shown to people and API callers: with the id of its message, and only the origin of a
+    webhook's URL."""
     name = message_id(row["tenant_id"], row["event_key"])
     return {**row, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

@@ -4,32 +4,25 @@ lost is not retried but fails with MAY_HAVE_BEEN_SENT."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP as ON_THE_WIRE
-from email.utils import format_datetime, parseaddr
-from html import escape
-from typing import Any
 
 import aiosmtplib
 from aiosmtplib.protocol import PERIOD_REGEX, SMTPProtocol, normalize_message_line_endings
 
 from ecluse.base.errors import NotFound, NotSentError, PermanentError, TransientError, VendorError
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked
 from ecluse.base.text import storable
-from ecluse.db.connect import Pool
+from ecluse.db.connect import Connection, Pool
 from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext
 from ecluse.insight import run_queries
-from ecluse.notify.work import Delivery, Resources, Smtp, load
-
-COUNTED = ("selected", "successful", "failed", "ignored")
-MOST_REASONS = 20
-LONGEST_SUBJECT = 150
-LONGEST_TEXT = 2_000
+from ecluse.notify import confirmation
+from ecluse.notify.mail_text import LONGEST_TEXT, address_of, compose, request_to_confirm
+from ecluse.notify.rules import CONFIRM
+from ecluse.notify.work import Delivery, Resources, Setup, Smtp, load
 
 # The breaker counts outages of the mail server, which concern every mail. Only mails that were never handed over fail
 # with UNREACHABLE, so a retry cannot send them twice. The codes in `silent` are not answers of the server.
@@ -37,19 +30,29 @@ UNREACHABLE = "VENDOR_UNREACHABLE"
 DOWN = replace(
     VENDOR_DOWN,
     codes=frozenset({UNREACHABLE}),
-    silent=frozenset({"MAY_HAVE_BEEN_SENT", "MAIL_NOT_CONFIGURED", "NO_DELIVERY", "ENDPOINT_OFF"}),
+    silent=frozenset(
+        {"MAY_HAVE_BEEN_SENT", "MAIL_NOT_CONFIGURED", "MAIL_LIMIT", "NOT_CONFIRMED", "NO_DELIVERY", "ENDPOINT_OFF"}
+    ),
 )
 
 BEGIN = """
 UPDATE deliveries SET sending_at = ecluse_now() WHERE run_id = %s AND sending_at IS NULL AND EXISTS (
     SELECT FROM runs WHERE runs.id = run_id AND ended_at IS NULL)
 """
+# Nothing is returned once the tenant has had its mails of the day.
+COUNT = """
+INSERT INTO mail_counts AS c (tenant_id, day, sent)
+SELECT %(tenant)s, (ecluse_now() AT TIME ZONE 'UTC')::date, 1 FROM clock_offset WHERE %(most)s > 0
+ON CONFLICT (tenant_id) DO UPDATE SET day = excluded.day,
+    sent = CASE c.day WHEN excluded.day THEN c.sent + 1 ELSE 1 END
+WHERE c.day <> excluded.day OR c.sent < %(most)s RETURNING 1
+"""
 REFUSED = "UPDATE deliveries SET sending_at = NULL WHERE run_id = %s AND sent_at IS NULL"
 SENT = "UPDATE deliveries SET sent_at = ecluse_now() WHERE run_id = %s"
 
 
 class Uncertain(PermanentError):
-    """The mail may have been sent: it is not sent again."""
+    """The mail may have been sent, so it is not sent again."""
 
     code = "MAY_HAVE_BEEN_SENT"
 
@@ -60,7 +63,7 @@ class Uncertain(PermanentError):
 
 
 async def send(context: WorkContext, item: Item) -> Result:
-    """Send the mail of a delivery: the work of an item in the stage `mail`."""
+    """Send the mail of a delivery. The work of the stage `mail`."""
     own: Resources = context.vendors
     smtp = own.setup.smtp
     if smtp is None:
@@ -71,18 +74,38 @@ async def send(context: WorkContext, item: Item) -> Result:
             return Done({"answer": "sent before a crash"})
         if delivery.begun:
             raise Uncertain("its worker was interrupted while the server had it")
-        run = None
-        if delivery.about_run is not None:
-            with suppress(NotFound):
-                run = await run_queries.show_run(connection, delivery.tenant_id, delivery.about_run)
-    mail = compose(delivery, run, sender=smtp.sender, at=context.now(), public_url=own.setup.public_url)
-    return Done({"answer": await hand_over(smtp, own.pool, delivery, mail)})
+        if delivery.event_type == CONFIRM:
+            mail = await _request_to_confirm(connection, own.setup, smtp, delivery, context.now())
+        elif delivery.confirmed:
+            run = None
+            if delivery.about_run is not None:
+                with suppress(NotFound):
+                    run = await run_queries.show_run(connection, delivery.tenant_id, delivery.about_run)
+            mail = compose(delivery, run, sender=smtp.sender, at=context.now(), public_url=own.setup.public_url)
+        else:
+            raise PermanentError("The address is not confirmed: its link was not followed", code="NOT_CONFIRMED")
+    if mail is None:
+        return Done({"answer": "the address is confirmed already"})
+    return Done({"answer": await hand_over(smtp, own.pool, delivery, mail, own.setup.mails_per_day)})
 
 
-async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage) -> str:
+async def _request_to_confirm(
+    connection: Connection, setup: Setup, smtp: Smtp, delivery: Delivery, now: datetime
+) -> EmailMessage | None:
+    """Return the mail with the link that confirms its recipient; None if that is confirmed already."""
+    if setup.public_url is None:
+        raise TransientError("Addresses are confirmed by a link: set ECLUSE_PUBLIC_URL", code="MAIL_NOT_CONFIGURED")
+    token = await confirmation.issue(connection, delivery.tenant_id, delivery.recipient)
+    if token is None:
+        return None
+    link = confirmation.link(setup.public_url, token)
+    return request_to_confirm(delivery, link, sender=smtp.sender, at=now)
+
+
+async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage, per_day: int) -> str:
     """Send the mail to the server, and return the server's answer when it accepted it. `sending_at` of the delivery is
     set before the text is sent, `sent_at` after it was accepted. Raises Uncertain if it cannot be known whether the
-    mail was sent."""
+    mail was sent, and TransientError if `per_day` mails were sent for the tenant today."""
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -91,7 +114,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
         use_tls=smtp.tls,
         start_tls=False if smtp.tls else smtp.starttls,
         timeout=smtp.timeout,
-        local_hostname=_address(smtp.sender).domain,
+        local_hostname=address_of(smtp.sender).domain,
     )
     try:
         try:
@@ -99,8 +122,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
         except (aiosmtplib.SMTPException, OSError) as error:
             raise _not_sent(error) from error
         protocol = await _announce(client, smtp, delivery)
-        if not await _did(pool, BEGIN, delivery):
-            raise Uncertain("another worker has begun to send it")
+        await _begin(pool, delivery, per_day)
         try:
             # The rest of `client.data()`, which does not report whether the text had been sent.
             protocol.write(PERIOD_REGEX.sub(b"..", normalize_message_line_endings(mail.as_bytes(policy=ON_THE_WIRE))))
@@ -120,9 +142,10 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
 
 
 async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> SMTPProtocol:
-    """Send MAIL, RCPT and DATA, up to the point where the server waits for the text."""
+    """Send MAIL, RCPT and DATA, up to the point where the server waits for the text; return the protocol to send it
+    with."""
     try:
-        await client.mail(_address(smtp.sender).addr_spec)
+        await client.mail(address_of(smtp.sender).addr_spec)
         await client.rcpt(delivery.recipient)
         answer = await client.execute_command(b"DATA")
     except aiosmtplib.SMTPResponseException as error:
@@ -132,70 +155,6 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
     if answer.code != 354 or client.protocol is None:
         raise _refusal(answer.code, answer.message)
     return client.protocol
-
-
-def compose(
-    delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
-) -> EmailMessage:
-    """Return the mail about an event and, if there is one, its run; `public_url` is the address of the pages, for a
-    link."""
-    lines, rows = [f"{delivery.event_type}, {delivery.message['timestamp']}"], []
-    if run is None:
-        subject = delivery.event_type
-        rows = [(name, _one_line(value)) for name, value in plain(delivery.message["data"]).items()]
-    else:
-        cancelled = run["state"] == "cancelled"
-        status = "cancelled" if cancelled else run["status"]
-        subject = f"{run['flow']} run {run['id']}: {status}"
-        rows = [("run", str(run["id"])), ("flow", str(run["flow"])), ("status", str(status))]
-        if cancelled:
-            rows.append(("cancelled by", _one_line(run["ended_by"])))
-        rows += _counts(run)
-        reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
-        rows += [(name, f"{count} targets") for name, count in reasons[:MOST_REASONS] if name != "successful"]
-        if run["reason"]:
-            rows.append(("reason", _one_line(run["reason"])))
-        if run["selection_incomplete"]:
-            rows.append(("selection", _one_line(run["selection_incomplete"])))
-        if public_url:
-            rows.append(("look at it", f"{public_url.rstrip('/')}/runs/{run['id']}"))
-    lines += [f"  {name}: {value}" for name, value in rows]
-    mail = EmailMessage()
-    domain = _address(sender).domain
-    # Line breaks in a status or an event type would start another header.
-    mail["Subject"] = storable(" ".join(f"Ecluse: {subject}".split()), LONGEST_SUBJECT)
-    mail["From"] = sender
-    mail["To"] = delivery.recipient
-    mail["Date"] = format_datetime(at)
-    mail["Message-ID"] = f"<{delivery.name}@{domain}>"
-    mail["Auto-Submitted"] = "auto-generated"
-    mail.set_content("\n".join(lines) + "\n")
-    mail.add_alternative(_page(lines[0], rows), subtype="html")
-    return mail
-
-
-def _counts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the counters of a run. In the row, `failed` includes cancelled targets; they are listed separately
-    here."""
-    counts = {name: run[name] for name in COUNTED if run[name] is not None}
-    if run["cancelled"]:
-        counts |= {"failed": run["failed"] - run["cancelled"], "cancelled": run["cancelled"]}
-    return [(name, str(count)) for name, count in counts.items()]
-
-
-def _page(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Return the HTML part of the mail."""
-    cells = "".join(f"<tr><th align=left>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f"<p>{escape(title)}</p><table>{cells}</table>\n"
-
-
-def _one_line(value: Any) -> str:
-    """Return a value as one line for the mail, secrets hidden."""
-    return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
-
-
-def _address(sender: str) -> Address:
-    return Address(addr_spec=parseaddr(sender)[1])
 
 
 def _refusal(code: int, answer: str) -> VendorError:
@@ -216,8 +175,19 @@ def _not_sent(error: Exception) -> NotSentError:
 
 
 def _failure(subject: str, error: Exception) -> str:
-    """Return a message that names an error, secrets hidden."""
+    """Return a message about an error, with secrets hidden."""
     return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
+
+
+async def _begin(pool: Pool, delivery: Delivery, per_day: int) -> None:
+    """Count the mail and mark it as handed over, in one transaction."""
+    async with pool.connection() as connection, connection.transaction():
+        counted = await connection.execute(COUNT, {"tenant": delivery.tenant_id, "most": per_day})
+        if not counted.rowcount:
+            why = f"Tenant {delivery.tenant_id} has had its {per_day} mails of today (ECLUSE_MAILS_PER_DAY)"
+            raise TransientError(why, code="MAIL_LIMIT", ambiguous=False)
+        if not (await connection.execute(BEGIN, (delivery.run_id,))).rowcount:
+            raise Uncertain("another worker has begun to send it")
 
 
 async def _did(pool: Pool, statement: str, delivery: Delivery) -> bool:

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, StringConstraints
 
+from ecluse.base.masking import ORIGIN_ENDS, origin_of
 from ecluse.base.text import LONGEST_KEY
 from ecluse.engine import RetryPolicy
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["webhook", "mail"]
 
 FLOW_NAME = "notifications"
-HIDDEN = "…"
+CONFIRM = "address.confirm"  # type of the message that asks a mail address for a confirmation
 # Event filters: all events, one event type, or those with a common prefix.
 PATTERN = r"^(\*|[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*([./]\*)?)$"
 # A mail address as in HTML's input type: a single address, without quotes or comments, ASCII only.
@@ -30,6 +30,8 @@ ADDRESS = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
 )
 LONGEST_ADDRESS = 254
+ONLY_SHOWN = "this is how it is shown, not what it is; give it in full, or leave it out"
+ENDS = re.compile(r"[./](completed|failed|transcribed)$")  # types of events that tell the end of their run
 
 # Backoff of 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day in total.
 RETRY = RetryPolicy(executions=10, base=5, multiplier=4, longest=8 * 3600, jitter=0.1)
@@ -37,25 +39,27 @@ LONGEST_WAIT = timedelta(hours=30)
 LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest Retry-After that the engine honours
 
 
-def run_key(endpoint_id: int | None, recipient: str, kind: Kind, event_key: str) -> str:
+def run_key(
+    endpoint_id: int | None, recipient: str, kind: Kind, event_key: str, event_type: str, about: int | None
+) -> str:
     """Return the run key of a delivery, which deduplicates by recipient and event. A webhook endpoint stays the same
-    recipient when its URL changes; each address of a mail endpoint is a recipient."""
-    if endpoint_id is not None and kind == "webhook":
-        who = str(endpoint_id)
+    recipient when its URL changes. A mail address gets one mail per run and event, however many endpoints have it, and
+    all events that tell the end of a run are one."""
+    if kind == "mail":
+        who = f"mail-{_digest(recipient.lower())[:16]}"
+        what = event_key if about is None else f"run:{about}:{'ended' if ENDS.search(event_type) else event_type}"
     else:
-        who = f"{endpoint_id or kind}-{_digest(recipient)[:16]}"
-    key = f"notify-{who}-{event_key}"
+        who = str(endpoint_id) if endpoint_id is not None else f"{kind}-{_digest(recipient)[:16]}"
+        what = event_key
+    key = f"notify-{who}-{what}"
     # Leave room for the suffix of a redelivery.
-    return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(event_key)}"
+    return key if len(key) <= LONGEST_KEY - 20 else f"notify-{who}-{_digest(what)}"
 
 
 def shown_to(kind: Kind, recipient: str) -> str:
     """Return the recipient for people and logs. The path of a webhook URL is often a secret: only its origin is
     shown."""
-    if kind == "mail":
-        return recipient
-    parts = urlsplit(recipient)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{HIDDEN}"
+    return recipient if kind == "mail" else origin_of(recipient)
 
 
 def message_id(tenant_id: str, event_key: str) -> str:
@@ -64,14 +68,14 @@ def message_id(tenant_id: str, event_key: str) -> str:
 
 
 def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a webhook, from which mails are composed, too."""
+    """Return the body of a webhook; mails are composed from it, too."""
     return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
 
 
 def patience(asked: float | None, executions: int) -> float | None:
-    """Return the Retry-After that a receiver asked for, in seconds, if it is longer than our backoff after so many
-    executions; otherwise None. A receiver that keeps asking for a short wait must not use up a day of attempts within
-    minutes."""
+    """Return the Retry-After that a receiver asked for, in seconds and at most LONGEST_RETRY_AFTER, if it is longer
+    than our backoff after `executions` executions; otherwise None. A receiver that keeps asking for a short wait must
+    not use up a day of attempts within minutes."""
     if asked is None:
         return None
     ours = min(RETRY.base * RETRY.multiplier**executions, RETRY.longest)
@@ -92,7 +96,7 @@ def is_address(text: str) -> bool:
 
 def _checked_address(text: str) -> str:
     if not is_address(text):
-        raise ValueError("this is not a mail address, such as someone@example.com")
+        raise ValueError("not a mail address; it must look like someone@example.com")
     return text
 
 
@@ -101,8 +105,8 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
     """Return why this URL cannot be that of a webhook, for the user who entered it; None if it can."""
-    if url.endswith(f"/{HIDDEN}"):
-        return "this is how it is shown, not what it is; give it in full, or leave it out"
+    if url.endswith(ORIGIN_ENDS):
+        return ONLY_SHOWN
     return guard.refuse_reason(url)
 
 

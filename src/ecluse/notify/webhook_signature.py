@@ -1,5 +1,5 @@
-"""Signatures of webhooks (Standard Webhooks), the secrets they are made with, and the names under which those are
-sealed."""
+"""Signatures of webhooks (Standard Webhooks), the secrets used for them, and the names under which those are stored
+encrypted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ def new_secret() -> str:
 
 
 def schedule_secret_name(schedule_id: int) -> str:
-    """Return the name under which the signing secret of a schedule's own webhook is sealed."""
+    """Return the name under which the signing secret of a schedule's own webhook is stored encrypted."""
     return f"schedule:{schedule_id}:webhook"
 
 
+def schedule_url_name(schedule_id: int) -> str:
+    """Return the name under which the URL of a schedule's own webhook is sealed."""
+    return f"schedule:{schedule_id}:webhook:url"
+
+
 def old_name(secret_name: str) -> str:
-    """Return the name under which the replaced secret is sealed."""
+    """Return the name under which the replaced secret is stored encrypted."""
     return f"{secret_name}:old"
 
 
 def signed(keys: Sequence[str], name: str, at: datetime, body: str) -> dict[str, str]:
-    """Return the headers of a webhook with the message id `name` and this body, sent at `at`. Two keys sign while a
-    secret is being rotated; without a key it is not signed."""
+    """Return the headers of a webhook with the message id `name` and this body, sent at `at`, signed with each of
+    `keys`: two while a secret is being rotated, none for a webhook without a secret."""
     headers = {"webhook-id": name, "webhook-timestamp": str(int(at.timestamp()))}
     if keys:
         headers["webhook-signature"] = " ".join(Webhook(key).sign(name, at, body) for key in keys)

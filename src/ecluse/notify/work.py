@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, PermanentError, TransientError
+from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, pool
 from ecluse.db.pools import DELIVERING
@@ -34,10 +35,13 @@ JSON = {"Content-Type": "application/json"}
 
 LOAD = """
 SELECT d.run_id, d.tenant_id, d.endpoint_id, d.kind, coalesce(e.url, d.recipient) AS recipient, d.secret_name,
+       coalesce('webhook:' || d.endpoint_id || ':url', d.url_name) AS url_name,
        d.event_key, d.event_type, d.about_run, d.message, d.sending_at IS NOT NULL AS begun,
        d.sent_at IS NOT NULL AS sent,
        d.endpoint_id IS NULL OR (e.is_active AND (d.kind = 'webhook' OR d.recipient = ANY(e.addresses))) IS TRUE
            AS wanted,
+       EXISTS (SELECT FROM mail_addresses m WHERE m.tenant_id = d.tenant_id AND m.address = lower(d.recipient)
+               AND m.confirmed_at IS NOT NULL) AS confirmed,
        EXISTS (SELECT FROM secrets o WHERE o.tenant_id = d.tenant_id AND o.name = d.secret_name || ':old'
                AND o.updated_at > ecluse_now() - %(old_signs)s) AS rotating
 FROM deliveries d LEFT JOIN notification_endpoints e ON e.id = d.endpoint_id AND e.tenant_id = d.tenant_id
@@ -61,8 +65,8 @@ class Smtp:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings, passed in by the composition root. No `smtp`: mail is not configured; no `read_secret`: there is no key
-    to open sealed secrets."""
+    """Settings of notifications, passed in by the composition root. No `smtp`: mail is not configured; no
+    `read_secret`: there is no key to decrypt secrets with."""
 
     dsn: str
     read_secret: ReadSecret | None = None
@@ -70,6 +74,7 @@ class Setup:
     webhook_timeout: float = 15.0
     smtp: Smtp | None = None
     public_url: str | None = None
+    mails_per_day: int = 500  # per tenant
     connections: int = DELIVERING
 
 
@@ -108,46 +113,47 @@ class NewDelivery:
     recipient: str
     endpoint_id: int | None
     secret_name: str | None
+    url_name: str | None
 
 
 @dataclass(frozen=True)
 class Delivery(NewDelivery):
-    """A delivery as stored, with how far it has come: `begun`: its text may have been handed over; `sent`: it was
-    accepted."""
+    """A delivery as stored, with its progress: `begun`: its text may have been handed over; `sent`: it was accepted."""
 
     run_id: int
     begun: bool
     sent: bool
     wanted: bool  # it has no endpoint, or its endpoint is active and still has this recipient
+    confirmed: bool  # of a mail address
     rotating: bool  # the previous secret signs as well
 
     @property
     def name(self) -> str:
-        """The message id by which receivers deduplicate."""
+        """The message id, by which receivers deduplicate."""
         return message_id(self.tenant_id, self.event_key)
 
 
 async def load(connection: Connection, run_id: int) -> Delivery:
-    """Return the delivery of a run. Raises PermanentError if there is none, or its recipient does not want it any
-    more."""
+    """Return the delivery of a run. Raise PermanentError if there is none, or its endpoint was deleted, switched off or
+    no longer has the recipient."""
     delivery = await fetch_one(connection, Delivery, LOAD, {"run": run_id, "old_signs": OLD_SECRET_SIGNS})
     if delivery is None:
-        raise PermanentError("There is nothing to deliver: deliveries are made by events", code="NO_DELIVERY")
+        raise PermanentError("There is nothing to deliver: deliveries are created by events", code="NO_DELIVERY")
     if not delivery.wanted:
-        raise PermanentError("Its endpoint was deleted or switched off", code="ENDPOINT_OFF")
+        raise PermanentError("The endpoint of this delivery was deleted or switched off", code="ENDPOINT_OFF")
     return delivery
 
 
 async def post(context: WorkContext, item: Item) -> Result:
-    """Post the message of a delivery to its webhook: the work of an item in the stage `webhook`. Any refusal is
-    retried, except 410 Gone, which disables the endpoint."""
+    """Post the message of a delivery to its webhook. The work of the stage `webhook`. Any refusal is retried, except
+    410 Gone, which disables the endpoint."""
     own: Resources = context.vendors
     async with own.pool.connection() as connection:
         delivery = await load(connection, item.run_id)
-        keys = await _keys(connection, own.setup.read_secret, delivery)
+        url, keys = await _opened(connection, own.setup.read_secret, delivery)
     body = to_json(delivery.message)
     headers = signed(keys, delivery.name, context.now(), body.decode())
-    reply = await own.http.post(delivery.recipient, body, JSON | headers)
+    reply = await own.http.post(url, body, JSON | headers)
     refused = reply.refusal(context.now())
     if refused is None:
         return Done({"status": reply.status, "answer": storable(reply.body.decode("utf-8", "replace"), EXCERPT)})
@@ -165,17 +171,20 @@ async def post(context: WorkContext, item: Item) -> Result:
     )
 
 
-async def _keys(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> list[str]:
-    """Return the secrets that sign the delivery: its own and, while it is being rotated, the previous one; none if the
-    recipient has none."""
-    if delivery.secret_name is None:
-        return []
+async def _opened(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> tuple[str, list[str]]:
+    """Return the URL of the delivery and the secrets that sign it: its own and, while it is being rotated, the previous
+    one; none if the recipient has none."""
+    names = [delivery.secret_name] if delivery.secret_name is not None else []
+    names += [old_name(names[0])] if names and delivery.rotating else []
+    sealed = delivery.url_name if delivery.recipient.endswith(ORIGIN_ENDS) else None  # None: stored before URLs were
+    if sealed is None and not names:
+        return delivery.recipient, []
     if read is None:
         raise TransientError(
-            "There is no key to open its signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
+            "There is no key to open its URL and signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
         )
-    names = [delivery.secret_name] + ([old_name(delivery.secret_name)] if delivery.rotating else [])
     try:
-        return [await read(connection, delivery.tenant_id, name) for name in names]
+        url = delivery.recipient if sealed is None else await read(connection, delivery.tenant_id, sealed)
+        return url, [await read(connection, delivery.tenant_id, name) for name in names]
     except NotFound as error:  # deleted with its endpoint or schedule
-        raise PermanentError("Its signing secret is gone: it is not sent unsigned", code="NO_SECRET") from error
+        raise PermanentError("Its URL or signing secret is gone: it is not sent", code="NO_SECRET") from error

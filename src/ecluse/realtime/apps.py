@@ -17,6 +17,7 @@ from ecluse.db.query import fetch_column, fetch_row
 
 KEY = re.compile(r"[0-9a-f]{20}")
 FRESH_SECONDS = 1.0
+MANY = 1_000
 SECRET = "pusher"  # noqa: S105 - the name of the secret
 
 MAKE = """
@@ -31,7 +32,7 @@ SHUT = "SELECT id FROM tenants WHERE id = ANY(%s) AND disabled_at IS NOT NULL"
 
 
 class Vault(Protocol):
-    """Store of sealed secrets, by tenant and name."""
+    """Store of encrypted secrets, by tenant and name."""
 
     async def put(self, connection: Connection, tenant: str, name: str, value: str) -> None: ...
 
@@ -63,20 +64,20 @@ async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
-    """Give the tenant's app a new secret."""
+    """Replace the secret of the tenant's app; return the app with the new one."""
     app = replace(await app_of(connection, vault, tenant), secret=secrets.token_hex(16))
     await vault.put(connection, tenant, SECRET, app.secret)
     return app
 
 
 class Apps:
-    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. A found app is cached for a
-    second, and so is "database unavailable": callers queued behind a failed query do not wait for the database
-    again."""
+    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. An app is cached for a second,
+    and so are "there is none" and "database unavailable": callers queued behind a failed query do not wait for the
+    database again."""
 
     def __init__(self, vault: Vault, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._vault, self._fresh_seconds = vault, fresh_seconds
-        self._known: dict[tuple[str, str | int], tuple[float, App]] = {}
+        self._known: dict[tuple[str, str | int], tuple[float, App | None]] = {}
         self._away = (0.0, "")
         self._asking = asyncio.Lock()
 
@@ -89,10 +90,10 @@ class Apps:
         return await self._find(pool, "a.app_id = %s", app_id)
 
     async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
-        """Return the app by this condition of FIND, cached."""
+        """Return the app that this condition of FIND selects, cached."""
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
-            if app is None or until <= time.monotonic():
+            if until <= time.monotonic():
                 away_until, why = self._away
                 if time.monotonic() < away_until:
                     raise psycopg.OperationalError(why)
@@ -103,13 +104,14 @@ class Apps:
                     if is_unavailable(error):
                         self._away = (time.monotonic() + self._fresh_seconds, one_line(error))
                     raise
-                if app is not None:
-                    self._known[condition, value] = (time.monotonic() + self._fresh_seconds, app)
+                if len(self._known) > MANY:  # strangers can ask for as many keys as they like
+                    self._known.clear()
+                self._known[condition, value] = (time.monotonic() + self._fresh_seconds, app)
             return app
 
 
 async def _found(connection: Connection, vault: Vault, condition: str, value: str | int) -> App | None:
-    """Return the app by this condition of FIND, with its secret, from the database."""
+    """Read the app that this condition of FIND selects, with its secret, from the database."""
     row = await fetch_row(connection, FIND.format(condition=condition), (value,))
     if row is None:
         return None
@@ -118,5 +120,5 @@ async def _found(connection: Connection, vault: Vault, condition: str, value: st
 
 
 async def shut(connection: Connection, tenants: list[str]) -> set[str]:
-    """Return those of the given tenants that are disabled."""
+    """Return the disabled tenants among the given ones."""
     return set(await fetch_column(connection, SHUT, (tenants,)))

@@ -1,4 +1,4 @@
-"""The channels that an event is sent on, and the shortening of large payloads; both follow from the payload alone."""
+"""The channels on which an event is sent, and the shortening of large payloads; both depend on the payload alone."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _name(kind: Kind, id_: Any, private: bool) -> str | None:
 
 
 def encoded(payload: Any) -> bytes:
-    """Encode as JSON; values of unknown types become text."""
+    """Encode a payload as JSON; values of unknown types become text."""
     return to_json(payload, inf_nan_mode="null", fallback=str)
 
 
 def fit(payload: Mapping[str, Any], limit: int) -> bytes:
-    """Encode as a JSON object of at most `limit` bytes (at least 18). If it does not fit, values are shortened, then
-    left out; values that identify the event (ids, statuses, numbers) are left out last."""
+    """Encode a payload as a JSON object of at most `limit` bytes (at least 18). If it does not fit, values are
+    shortened, then left out; values that identify the event (ids, statuses, numbers) are left out last."""
     try:
         whole = encoded(payload)
     except ValueError:  # invalid UTF-8, nested too deeply, or a cycle
@@ -89,7 +89,8 @@ def _is_encodable(name: str, value: Any) -> bool:
 
 
 def _shrunk(payload: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Return the payload with values cut, and then left out, until it fits into `limit` bytes; marked `truncated`."""
+    """Return the payload with values shortened, and then left out, until it fits into `limit` bytes; marked
+    `truncated`."""
     kept = {name: value for name, value in payload.items() if name != "truncated"}
     for most, longest in CUTS:
         kept = {n: v if _correlates(n, v) else _cut(v, most, longest) for n, v in kept.items()}
@@ -105,12 +106,13 @@ def _shrunk(payload: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 def _by_worth(payload: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values that identify the event first, then the others; short ones before long ones in each group."""
+    """Yield the fields of a payload by importance: those that identify the event first, then the others; short ones
+    before long ones in each group."""
     return iter(sorted(payload.items(), key=lambda pair: (not _correlates(*pair), len(encoded(pair[1])))))
 
 
 def _correlates(name: str, value: Any) -> bool:
-    """Return True if this field identifies the event or is a number or flag."""
+    """Return True if this field identifies the event, or is a number, a flag or null."""
     if isinstance(value, str):
         return name in CORRELATION or name.endswith("_id")
     return value is None or isinstance(value, int | float)  # counts and flags

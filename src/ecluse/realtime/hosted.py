@@ -1,5 +1,5 @@
-"""Send events to hosted Pusher, if configured: in batches, best effort, in the background. A hosted app has one set of
-channels, which cannot separate tenants: only the events of the tenant `default` are sent there."""
+"""Sending of events to hosted Pusher, if configured: in batches, best effort, in the background. A hosted app has one
+set of channels, which cannot separate tenants: only the events of the tenant `default` are sent there."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Accepted(BaseModel):
 
 
 class Hosted:
-    """Sender of events to a hosted app. Registers itself with the hub for ephemeral events; `sink` takes durable ones;
-    `run` sends. `now` is the clock of signatures."""
+    """Sender of events to a hosted app. It registers itself with the hub for ephemeral events; `sink` takes durable
+    ones; `run` sends them. `now` is the clock for signatures."""
 
     def __init__(self, app: HostedApp, hub: Hub, now: Callable[[], datetime]) -> None:
         self._app, self._hub, self._now = app, hub, now
@@ -68,7 +68,7 @@ class Hosted:
         return tenant == TENANT and bool(channels)
 
     def take(self, message: Message) -> None:
-        """Queue a message for each of its channels; dropped and counted if the queue is full."""
+        """Queue a message for each of its channels; if the queue is full, it is dropped and counted."""
         for channel in message.channels:
             if len(self._queue) >= LONGEST_QUEUE:
                 self._hub.dropped["hosted full"] += 1
@@ -77,8 +77,8 @@ class Hosted:
             self._wake.set()
 
     async def sink(self, events: Sequence[PublishedEvent]) -> None:
-        """Queue durable events: a sink of the publisher, on the replica that publishes. Queued counts as published, so
-        an outage of Pusher does not delay the outbox."""
+        """Queue durable events. A sink of the publisher, on the replica that publishes: a queued event counts as
+        published, so that an outage of Pusher does not delay the outbox."""
         for event in events:
             channels = channels_of(event.payload, self._hub.private) if is_realtime(event) else []
             if self.wants(event.tenant_id, channels):
@@ -104,7 +104,9 @@ class Hosted:
             await self._http.call("POST", path, Accepted, query=query, json=body)
         except VendorError as error:
             self._hub.dropped["hosted refused"] += len(batch)
-            log.warning("hosted Pusher rejected events", events=len(batch), error=error.message)
+            log.warning(
+                "realtime: hosted Pusher rejected events, they are dropped", events=len(batch), error=error.message
+            )
             await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # events queue up meanwhile; those beyond its limit are dropped
         else:
             self._hub.delivered["hosted"] += len(batch)

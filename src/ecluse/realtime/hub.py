@@ -1,7 +1,7 @@
 """Subscriptions of this process by tenant and channel, and the send queue of each listener.
 
 Publishing never blocks: every listener has a bounded queue of its own. A listener that does not keep up loses ephemeral
-events; when a durable event does not fit it is disconnected, and can come back for what it missed.
+events; if a durable event does not fit, it is disconnected, and can catch up after it reconnects.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LONGEST_NAME = 200
 
 # Close codes of the Pusher protocol: they tell the client whether and how to reconnect.
 DISABLED = (4003, "This application is disabled")
+UNAUTHORISED = (4009, "The API key that authorised this connection is no longer valid for its channels")
 TOO_SLOW = (4100, "Too slow: too much was waiting to be sent")
 RECONNECT = (4200, "This server stops: connect again")
 
@@ -49,7 +50,7 @@ class Message:
 
     @cached_property
     def payload(self) -> Any:
-        """The data parsed as JSON, or as it is if that is not possible."""
+        """The data parsed as JSON, or unchanged if it is not JSON."""
         try:
             return from_json(self.data)
         except ValueError:
@@ -78,21 +79,22 @@ def frame(event: str, data: str, channel: str | None = None) -> str:
 
 class Listener:
     """A socket or a stream with its send queue of at most `longest` messages. It is woken when there is something to
-    send or it is to be closed."""
+    send, or when it is to be closed."""
 
     def __init__(
         self, tenant: str, transport: Transport, socket_id: str | None = None, *, longest: int = LONGEST_QUEUE
     ) -> None:
         self.tenant, self.transport, self.socket_id, self._longest = tenant, transport, socket_id, longest
         self.channels: set[str] = set()
+        self.api_keys: dict[str, int] = {}  # by channel: the id of the API key that authorised a socket to join it
         self.leave: tuple[int, str] | None = None  # close code and reason, once it is to be closed
         self._queue: deque[tuple[Message, Sequence[str]] | str] = deque()
         self._wake = asyncio.Event()
 
     def offer(self, message: Message, channels: Sequence[str]) -> bool:
-        """Queue a message; `channels` are those of the message that this listener subscribes to. Returns False if the
-        queue is full or the listener is being closed: after the first lost durable event, a later one would hide the
-        gap."""
+        """Queue a message; `channels` are the channels of the message that this listener subscribes to. Return False if
+        the queue is full or the listener is being closed: after the first lost durable event, a later one would hide
+        the gap."""
         if self.leave is not None:
             return False
         if len(self._queue) < self._longest:
@@ -112,7 +114,7 @@ class Listener:
             self.disconnect(*TOO_SLOW)
 
     def disconnect(self, code: int, why: str) -> None:
-        """Have the connection closed with this code and reason; the first call decides."""
+        """Request that the connection be closed with this code and reason; only the first call counts."""
         self.leave = self.leave or (code, why)
         self._wake.set()
 
@@ -127,7 +129,7 @@ class Listener:
                 timer.cancel()
 
     def taken(self) -> Iterator[tuple[Message, Sequence[str]] | str]:
-        """Take everything out of the queue: messages with the channels they are for, and frames."""
+        """Remove and yield everything in the queue: messages with the channels they are for, and frames."""
         while self._queue:
             yield self._queue.popleft()
 
@@ -142,8 +144,8 @@ class Onward(Protocol):
 
 
 class Hub:
-    """The listeners of this process and their subscriptions, and the delivery of messages to them. `private`: channels
-    of Ecluse's own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
+    """The listeners of this process and their subscriptions; delivers messages to them. `private`: channels of Ecluse's
+    own events have the prefix `private-`; `largest`: the maximum payload in bytes."""
 
     def __init__(self, *, private: bool = True, largest: int = LARGEST_PAYLOAD) -> None:
         self.private, self.largest = private, largest
@@ -175,6 +177,7 @@ class Hub:
 
     def unsubscribe(self, listener: Listener, channel: str) -> None:
         listener.channels.discard(channel)
+        listener.api_keys.pop(channel, None)
         key = (listener.tenant, channel)
         if others := self._by_key.get(key):
             others.pop(listener, None)
@@ -205,7 +208,7 @@ class Hub:
             self.deliver(durable(event, channels, self.largest))
 
     def publish(self, message: Message) -> None:
-        """Deliver to local listeners, and pass on to the destinations in `onward` that want it."""
+        """Deliver the message to local listeners, and pass it on to the destinations in `onward` that want it."""
         self.deliver(message)
         for onward in self.onward:
             if onward.wants(message.tenant, message.channels):
@@ -246,8 +249,8 @@ class Hub:
 
 
 def is_realtime(event: PublishedEvent) -> bool:
-    """Return True for events that are sent to realtime subscribers, such as `transcription.completed`; names with a
-    slash, such as `fiche/transcribed`, are for programs and are not."""
+    """Return True if the event is sent to realtime subscribers, such as `transcription.completed`; names with a slash,
+    such as `fiche/transcribed`, are for programs and are not sent."""
     return "." in event.event_type and "/" not in event.event_type
 
 

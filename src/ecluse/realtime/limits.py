@@ -21,9 +21,9 @@ class Limits:
     activity_timeout: int = 120  # of silence after which a peer sends a ping
     pong_within: int = 30
     send_within: float = 30.0  # a client that takes longer to read is cut off
-    keep_alive: float = 15.0  # between two checks of a stream's key
+    keep_alive: float = 10.0  # between two checks of a stream's key
     look_every: float = 5.0  # at the subscriptions of other replicas
-    shut_every: float = 10.0  # between two checks for disabled tenants
+    shut_every: float = 10.0  # between two checks for disabled tenants, and of the keys of sockets
 
 
 LIMITS = Limits()

@@ -26,7 +26,7 @@ from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
 from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
 from ecluse.realtime.limits import Limits
-from ecluse.realtime.pusher_signatures import may_join
+from ecluse.realtime.pusher_signatures import Grant, granted
 
 log = structlog.get_logger(__name__)
 
@@ -44,14 +44,14 @@ REFUSED_PREFIXES = ("presence-", "private-encrypted-")
 
 
 class PusherServer:
-    """WebSocket server of this process: admits sockets and serves them. `why_off` returns why a tenant cannot use
-    sockets here; None if it can."""
+    """WebSocket server of this process: admits sockets and serves them. `why_off` returns the reason why a tenant
+    cannot use sockets here; None if it can."""
 
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
         self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits
 
     def full(self, tenant: str, transport: Transport) -> bool:
-        """Return True if the tenant has as many connections of this transport as it may have."""
+        """Return True if the tenant has reached its maximum number of connections of this transport."""
         most = self.limits.sockets if transport == "websocket" else self.limits.streams
         return sum((one.tenant, one.transport) == (tenant, transport) for one in self._hub.listeners) >= most
 
@@ -94,7 +94,7 @@ class PusherServer:
 
 
 class Connection:
-    """One socket. Only its writer sends: events and replies go through one queue, in order."""
+    """The connection of one socket. Only its writer sends: events and replies go through one queue, in order."""
 
     def __init__(self, hub: Hub, app: App, socket: WebSocket, limits: Limits) -> None:
         self._hub, self._app, self._socket, self._limits = hub, app, socket, limits
@@ -105,7 +105,7 @@ class Connection:
         self._client_events: Counter[int] = Counter()  # by second
 
     async def run(self) -> tuple[int, str]:
-        """Serve the socket until either side ends it. Returns the close code and reason."""
+        """Serve the socket until either side ends it; return the close code and reason."""
         with self._hub.listening(self._listener) as listener:
             if self._hub.stopping:
                 listener.disconnect(4200, "This server stops")
@@ -122,7 +122,7 @@ class Connection:
             return listener.leave or (1000, "")
 
     async def _write(self) -> None:
-        """Send what is queued, ping a silent client, and return when the connection is to be closed."""
+        """Send the queued messages and frames, ping a silent client, and return when the connection is to be closed."""
         pinged_at: float | None = None
         while True:
             try:
@@ -152,7 +152,7 @@ class Connection:
             await self._socket.send_text(text)
 
     async def _read(self) -> None:
-        """Handle what the client sends, until it disconnects."""
+        """Handle the messages of the client, until it disconnects."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -188,33 +188,38 @@ class Connection:
                 self._send_error("This message is not understood")
 
     def _subscribe(self, channel: str, auth: Any) -> None:
-        """Subscribe to a channel, or refuse and say why; `auth` is the signature that a private one needs."""
-        joined = self._listener.channels
+        """Subscribe the socket to a channel, or refuse with the reason; `auth` is the signature that a private channel
+        needs."""
+        joined, private = self._listener.channels, channel.startswith(PRIVATE)
+        grant = self._granted(channel, auth) if private else None
         if channel in joined:
             self._send_error(f"Existing subscription to channel {channel}")
         elif not self._is_allowed(channel):
             self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
-        elif channel.startswith(PRIVATE) and not self._may_join(channel, auth):
+        elif private and grant is None:
             self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
         else:
+            if grant is not None and grant.api_key is not None:
+                self._listener.api_keys[channel] = grant.api_key
             self._listener.queue_frame(frame("pusher_internal:subscription_succeeded", "{}", channel))
             self._hub.subscribe(self._listener, channel)
 
     def _is_allowed(self, channel: str) -> bool:
-        """Return True if there may be a channel of this name."""
+        """Return True if a channel of this name can be subscribed to here."""
         if not NAME.fullmatch(channel) or channel.startswith(REFUSED_PREFIXES):
             return False
         # Public channels need no signature. While ours are private, a client that has only the public key cannot open
         # public channels of arbitrary names.
         return channel.startswith(PRIVATE) or not self._hub.private or subject_of(channel) is not None
 
-    def _may_join(self, channel: str, auth: Any) -> bool:
-        return isinstance(auth, str) and may_join(self._app.key, self._app.secret, self.id, channel, auth)
+    def _granted(self, channel: str, auth: Any) -> Grant | None:
+        return granted(self._app.key, self._app.secret, self.id, channel, auth) if isinstance(auth, str) else None
 
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
-        """Publish a client event on a private channel that the socket is subscribed to, within the rate."""
+        """Publish a client event on a private channel that the socket is subscribed to, if it is within the rate
+        limit."""
         second = int(self._now())
         if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
             self._send_error("Client events are for private channels that the socket is subscribed to", 4301)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 CLOCKS_APART_SECONDS = 600
 
@@ -15,18 +17,30 @@ def signed(secret: str, text: str) -> str:
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def channel_auth(key: str, secret: str, socket_id: str, channel: str) -> str:
-    """Return the signature with which this socket may subscribe to this channel."""
-    return f"{key}:{signed(secret, f'{socket_id}:{channel}')}"
+def channel_auth(key: str, secret: str, socket_id: str, channel: str, api_key: int | None = None) -> str:
+    """Return the signature that lets this socket subscribe to this channel. `api_key`: the id of the API key that it is
+    issued to, which is signed and sent along, so that the server that has the socket knows it."""
+    if api_key is None:
+        return f"{key}:{signed(secret, f'{socket_id}:{channel}')}"
+    return f"{key}:{signed(secret, f'{socket_id}:{channel}:{api_key}')}:{api_key}"
 
 
-def may_join(key: str, secret: str, socket_id: str, channel: str, auth: str) -> bool:
-    """Return True if `auth` is the signature with which this socket may subscribe to this channel."""
-    return hmac.compare_digest(channel_auth(key, secret, socket_id, channel).encode(), auth.encode())
+class Grant(NamedTuple):
+    """The right of a socket to a channel; `api_key` None: the holder of the app's secret signed it."""
+
+    api_key: int | None
+
+
+def granted(key: str, secret: str, socket_id: str, channel: str, auth: str) -> Grant | None:
+    """Return what `auth` grants; None if it is no signature for this socket and this channel."""
+    last = auth.rpartition(":")[2] if auth.count(":") == 2 else ""
+    api_key = int(last) if re.fullmatch(r"[1-9]\d{0,17}", last, re.ASCII) else None
+    wanted = channel_auth(key, secret, socket_id, channel, api_key)
+    return Grant(api_key) if hmac.compare_digest(wanted.encode(), auth.encode()) else None
 
 
 def body_md5(body: bytes) -> str:
-    """Return the MD5 of a request's body, which is part of what is signed."""
+    """Return the MD5 of a request's body, which the request's signature covers."""
     return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
@@ -45,12 +59,12 @@ def signed_query(key: str, secret: str, method: str, path: str, body: bytes, now
 def wrong_with(
     key: str, secret: str, method: str, path: str, query: Iterable[tuple[str, str]], body: bytes, now: float
 ) -> str | None:
-    """Return why the signature of a request is invalid; None if it is valid. `now` is the server's clock, in seconds
-    since the epoch."""
+    """Return the reason why the signature of a request is invalid; None if it is valid. `now` is the server's clock, in
+    seconds since the epoch."""
     pairs = list(query)
     given: Mapping[str, str] = dict(pairs)
     if len(given) != len(pairs):
-        return "a parameter stands twice in the query"
+        return "a parameter occurs twice in the query"
     if given.get("auth_key") != key or given.get("auth_version") != "1.0":
         return "auth_key or auth_version is wrong"
     timestamp = given.get("auth_timestamp", "")

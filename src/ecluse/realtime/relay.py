@@ -1,8 +1,9 @@
-"""Relay between replicas: which channels have subscribers on other replicas, and the ephemeral events for those
-channels only.
+"""Relay between replicas: it knows which channels have subscribers on other replicas, and sends them the ephemeral
+events of those channels only.
 
-Both are sent by NOTIFY. The channels subscribed to at each replica are also in a table that is read in full every few
-seconds: this recovers from a lost notice, a dead replica, and unlogged tables that the database has truncated.
+Subscriptions and events are sent by NOTIFY. The channels subscribed to at each replica are also in a table that is read
+in full every few seconds: this recovers from a lost notification, a dead replica, and unlogged tables that the database
+has truncated.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ SELECT pg_notify('{INTERESTS_CHANNEL}', '') FROM gone
 
 
 class Relay:
-    """The relay of one replica. Registers itself with the hub for messages and for changes of subscriptions; `run`
-    does the work. `answers`: clients can subscribe at this replica; `look_every`: seconds between two readings of
-    the table."""
+    """The relay of one replica. It registers itself with the hub for messages and for changes of subscriptions; `run`
+    does the work. `answers`: clients can subscribe at this replica; `look_every`: seconds between two readings of the
+    table."""
 
     def __init__(
         self, pool: Pool, replica: str, hub: Hub, *, answers: bool, look_every: float = Limits.look_every
@@ -96,7 +97,7 @@ class Relay:
         return any((tenant, channel) in self._elsewhere for channel in (*channels, WHOLE_TENANT))
 
     def take(self, message: Message) -> None:
-        """Queue a message for other replicas; dropped and counted if the queue is full."""
+        """Queue a message for other replicas; if the queue is full, it is dropped and counted."""
         if len(self._queue) < LONGEST_QUEUE:
             self._queue.append(message)
             self._wake.set()
@@ -110,7 +111,7 @@ class Relay:
                 self._hub.deliver(Message(one["t"], one["e"], one["c"], one["d"], not_to=one["x"]))
 
     def hear_interests(self, notice: str) -> None:
-        """Take note of a change of subscriptions at another replica; an empty notice makes `run` read the table."""
+        """Apply a change of subscriptions at another replica; an empty notice makes `run` read the table."""
         if not notice:  # a replica left, or notices may have been missed
             self._next_look = 0.0
             self._wake.set()
@@ -134,7 +135,8 @@ class Relay:
                     del self._elsewhere[tenant, channel]
 
     async def run(self) -> None:
-        """Read and store interests and send queued messages, until cancelled."""
+        """Read the subscriptions of other replicas, store those of this one, and send queued messages, until
+        cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
             self._wake.clear()
@@ -164,10 +166,12 @@ class Relay:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
         except psycopg.Error as error:
-            log.warning("realtime relay: left without notice, other replicas will time it out", error=one_line(error))
+            what = "realtime relay: subscriptions not deleted at the stop, other replicas will time them out"
+            log.warning(what, error=one_line(error))
 
     async def _look(self, connection: Connection) -> None:
-        """Read the subscriptions of all live replicas, and delete the rows of dead ones."""
+        """Record that this replica is alive, delete the rows of dead replicas, and read the subscriptions of the live
+        ones."""
         if self._answers:
             await connection.execute(BEAT, {"replica": self._replica})
         await connection.execute(BURY)
@@ -224,7 +228,7 @@ class Relay:
             await connection.execute(PASS_ON, (list(self._packed(pieces)),))
 
     def _pieces(self, message: Message) -> Iterator[str]:
-        """Yield the message as parts of notices, each for a few of its channels."""
+        """Yield the message as parts of notices, each for at most CHANNELS_AT_ONCE of its channels."""
         channels = message.channels
         if len(channels) > CHANNELS_AT_ONCE:
             channels = [name for name in channels if (message.tenant, name) in self._elsewhere]
@@ -232,8 +236,8 @@ class Relay:
             yield in_a_notice(message, channels[start : start + CHANNELS_AT_ONCE])
 
     def _packed(self, pieces: Iterable[str]) -> Iterator[str]:
-        """Pack the messages into as few notices as possible. Each has a number: PostgreSQL deduplicates equal notices
-        of a transaction."""
+        """Pack parts of messages into as few notices as possible. Each notice has a number: PostgreSQL deduplicates
+        equal notices of a transaction."""
         together: list[str] = []
         size = 0
         for piece in pieces:
@@ -247,7 +251,7 @@ class Relay:
             yield self._wrapped(together)
 
     def _wrapped(self, pieces: Sequence[str]) -> str:
-        """Return a notice with these messages."""
+        """Return a notice that contains these messages."""
         self._count += 1
         return f'{{"r":{encoded(self._replica).decode()},"n":{self._count},"m":[{",".join(pieces)}]}}'
 
@@ -270,5 +274,5 @@ def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]
 
 
 async def occupied(connection: Connection, tenant: str) -> dict[str, int]:
-    """Return the number of listeners by channel of this tenant, over all replicas."""
+    """Return the number of listeners per channel of this tenant, over all replicas."""
     return dict(await fetch_rows(connection, OCCUPIED, (tenant,)))

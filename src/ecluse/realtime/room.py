@@ -1,9 +1,9 @@
-"""Realtime of one process: assembles and runs the hub, relay, tail, Pusher server and hosted Pusher."""
+"""Realtime of one process: assembles and runs the hub, the relay, the tail, the Pusher server and hosted Pusher."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -11,14 +11,14 @@ import psycopg
 import structlog
 
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import Pool
+from ecluse.db.connect import Connection, Pool
 from ecluse.db.listen import Hear, listen
 from ecluse.engine import EVENTS_CHANNEL, Sink
 from ecluse.realtime import apps
 from ecluse.realtime.apps import Apps, Vault
 from ecluse.realtime.hosted import TENANT as HOSTED_TENANT
 from ecluse.realtime.hosted import Hosted, HostedApp
-from ecluse.realtime.hub import DISABLED, LARGEST_PAYLOAD, Hub
+from ecluse.realtime.hub import DISABLED, LARGEST_PAYLOAD, UNAUTHORISED, Hub
 from ecluse.realtime.limits import LIMITS, Limits
 from ecluse.realtime.pusher_server import PusherServer
 from ecluse.realtime.relay import INTERESTS_CHANNEL, LIVE_CHANNEL, Relay
@@ -27,17 +27,25 @@ from ecluse.realtime.tail import Tail
 log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
 
-DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events goes on."
-NO_KEY = "There is no key to seal the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events still works."
+NO_KEY = "There is no key to encrypt the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
 ELSEWHERE = "This tenant's events go to hosted Pusher: connect there."
 
 __all__ = ["HostedApp", "Realtime"]
+
+# Which of these channels, by the id of an API key, the key may not read any more.
+LostRights = Callable[[Connection, Mapping[int, Collection[str]]], Awaitable[Collection[tuple[int, str]]]]
+
+
+async def none_lost(_: Connection, __: Mapping[int, Collection[str]]) -> Collection[tuple[int, str]]:
+    return ()
 
 
 class Realtime:
     """Realtime of one process. `vault` None: there is no key for secrets, and so no Pusher server; `private` and
     `largest` as in `Hub`; `dry_run`: nothing is sent by the Pusher protocol; `hosted`: the app at hosted Pusher, if one
-    is used."""
+    is used; `lost_rights` finds the channels that sockets have joined by an API key which may not read them any
+    more."""
 
     def __init__(
         self,
@@ -48,7 +56,9 @@ class Realtime:
         dry_run: bool = False,
         hosted: HostedApp | None = None,
         limits: Limits = LIMITS,
+        lost_rights: LostRights = none_lost,
     ) -> None:
+        self._lost_rights = lost_rights
         self.vault, self.dry_run, self.limits = vault, dry_run, limits
         self.hosted = None if dry_run else hosted
         self.hub = Hub(private=private, largest=largest)
@@ -67,26 +77,26 @@ class Realtime:
         return self.hosted if tenant == HOSTED_TENANT else None
 
     def why_off(self, tenant: str) -> str | None:
-        """Return why this tenant's clients get no events by the Pusher protocol; None if they do."""
+        """Return the reason why this tenant's clients get no events by the Pusher protocol; None if they do."""
         if self.dry_run:
             return DRY_RUN
         return NO_KEY if self.vault is None and self.hosted_for(tenant) is None else None
 
     def why_no_sockets(self, tenant: str) -> str | None:
-        """Return why this tenant's clients cannot connect to this process by WebSocket; None if they can."""
+        """Return the reason why this tenant's clients cannot connect to this process by WebSocket; None if they can."""
         return self.why_off(tenant) or (ELSEWHERE if self.hosted_for(tenant) else None)
 
     @asynccontextmanager
     async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
-        """Run the realtime tasks. `answers`: clients can connect to this replica; otherwise it only passes its own
-        events on to other replicas."""
+        """Run the realtime tasks for the duration of the context. `answers`: clients can connect to this replica;
+        otherwise it only passes its own events on to other replicas."""
         relay = Relay(pool, replica, self.hub, answers=answers, look_every=self.limits.look_every)
         jobs = {"relay": relay.run}
         channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}
         if answers:
             self.tail = tail = Tail(pool, self.hub)
             await tail.start()
-            jobs |= {"tail": tail.run, "shutter": lambda: self._disconnect_disabled_tenants(pool)}
+            jobs |= {"tail": tail.run, "shutter": lambda: self._disconnect_unwelcome(pool)}
             channels |= {LIVE_CHANNEL: relay.hear_live, EVENTS_CHANNEL: lambda _: tail.hint.set()}
         jobs["listener"] = lambda: listen(dsn, channels)
         if self._hosted is not None:
@@ -102,20 +112,30 @@ class Realtime:
                 await self._hosted.close()
             await relay.leave()
 
-    async def _disconnect_disabled_tenants(self, pool: Pool) -> None:
-        """Disconnect the listeners of disabled tenants, at intervals, until cancelled."""
+    async def _disconnect_unwelcome(self, pool: Pool) -> None:
+        """Disconnect the listeners of disabled tenants, and sockets whose API key was revoked, has expired or may not
+        read their channels any more; at intervals, until cancelled."""
         while True:
             await asyncio.sleep(self.limits.shut_every)
-            if here := sorted({listener.tenant for listener in self.hub.listeners}):
-                async with pool.connection() as connection:
-                    disabled = await apps.shut(connection, here)
-                for listener in self.hub.listeners:
-                    if listener.tenant in disabled:
-                        listener.disconnect(*DISABLED)
+            listeners = list(self.hub.listeners)
+            if not listeners:
+                continue
+            joined: dict[int, set[str]] = {}
+            for listener in listeners:
+                for channel, api_key in listener.api_keys.items():
+                    joined.setdefault(api_key, set()).add(channel)
+            async with pool.connection() as connection:
+                disabled = await apps.shut(connection, sorted({listener.tenant for listener in listeners}))
+                lost = set(await self._lost_rights(connection, joined)) if joined else set()
+            for listener in listeners:
+                if listener.tenant in disabled:
+                    listener.disconnect(*DISABLED)
+                elif not lost.isdisjoint((api_key, channel) for channel, api_key in listener.api_keys.items()):
+                    listener.disconnect(*UNAUTHORISED)
 
 
 async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:
-    """Run a part for ever: restart it when it ends or fails, after a pause."""
+    """Run a part forever: when it ends or fails, restart it after a pause."""
     while True:
         try:
             await job()

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import structlog
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
 log = structlog.get_logger(__name__)
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Compress by gzip, flushed after each chunk. Chunks sent before serve as the dictionary, so repeated content costs
-    next to nothing."""
+    """Compress the chunks by gzip, flushed after each. Earlier chunks serve as the dictionary, so repeated content
+    costs next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -28,13 +28,27 @@ async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 class EventStream(StreamingResponse):
     """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds that the
-    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it."""
+    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it; `closed` is called at its
+    end."""
 
-    def __init__(self, chunks: AsyncGenerator[bytes], send_within: float, *, squeeze: bool = False) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes],
+        send_within: float,
+        *,
+        squeeze: bool = False,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
         encoded = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if squeeze else {}
         chunks = _compressed(chunks) if squeeze else chunks
         super().__init__(chunks, media_type="text/event-stream", headers=HEADERS | encoded)
-        self._chunks, self._send_within = chunks, send_within
+        self._chunks, self._send_within, self._closed = chunks, send_within, closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._closed()
 
     async def stream_response(self, send: Send) -> None:
         async def in_time(message: Message) -> None:
@@ -45,4 +59,4 @@ class EventStream(StreamingResponse):
             try:
                 await super().stream_response(in_time)
             except TimeoutError:
-                log.warning("event stream closed: its client does not read")
+                log.warning("realtime: event stream closed, its client does not read")

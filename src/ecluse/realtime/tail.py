@@ -1,4 +1,4 @@
-"""Deliver durable events to the subscribers of this replica. Each replica that serves clients reads the published
+"""Delivery of durable events to the subscribers of this replica. Each replica that serves clients reads the published
 events of the outbox, beginning with those published after its start. NOTIFY only wakes it; it polls every second
 anyway."""
 
@@ -30,7 +30,7 @@ class Tail:
         self.at = 0  # `published_seq` of the last event handed to the hub
 
     async def start(self) -> None:
-        """Begin after the newest published event."""
+        """Set the position to the newest published event: only later ones are delivered."""
         self.at = await self._newest()
 
     async def run(self) -> None:
@@ -45,8 +45,8 @@ class Tail:
                     await self.hint.wait()
 
     async def _read_on(self) -> bool:
-        """Deliver the next page of events; return True if there was one. Without listeners, only move on to the
-        newest."""
+        """Deliver the next page of events; return True if there was one. Without listeners, only advance to the newest
+        event."""
         if not self._hub.listeners:
             newest = await self._newest()
             if not self._hub.listeners:  # a listener that connected meanwhile gets what was published meanwhile

@@ -1,1 +1,1 @@
-"""Deletion of old rows, and erasure of personal data and tenants."""
+"""Retention: deletion of old rows, erasure of personal data and tenants, and the growth of the database."""

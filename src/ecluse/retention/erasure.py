@@ -26,8 +26,8 @@ ERASED = "[erased]"
 
 @dataclass(frozen=True)
 class Erasure:
-    """Content to be erased from one table: `where` is a condition on its rows `t`, `changes` how they are changed;
-    without `changes` the rows are deleted. Parameters: see `parameters`."""
+    """Content to be erased from one table: `where` is a condition on its rows `t`; `changes` is the SET clause that
+    removes the content, without it the rows are deleted. Parameters: see `parameters`."""
 
     what: str  # label of the content, in reports to people
     table: str
@@ -156,7 +156,8 @@ OF_RUNS = (
 
 def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared: Sequence[int]) -> dict[str, Any]:
     """Return the parameters of the statements that erase the record `target` of a tenant. `kind` is the name of such a
-    record in logs and events (fiche); `runs` are about this record alone, of `shared` it is one target."""
+    record in logs and events (fiche); `runs` are about this record alone, in `shared` runs it is one of several
+    targets."""
     name = re.escape(target)
     return {
         "tenant": tenant,
@@ -191,7 +192,8 @@ async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 class Stuck(EcluseError):
-    """Runs are open, or locked by another session; the message says which of the two and names a run."""
+    """A tenant cannot be deleted: some of its runs are open, or locked by another session. The message says which, and
+    names a run."""
 
     code = "RUNS_LOCKED"
 
@@ -205,19 +207,16 @@ async def delete_tenant(
     flows: Mapping[str, Flow],
     tenant: str,
     tables: Sequence[Erasure],
-    report: sweep.Report,
     pace: Pace,
 ) -> Counter[str]:
-    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches; `report` gets the
-    progress. Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
+    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches.
+    Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
     or locked."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)
     while found := await fetch_rows(connection, RUNS_OF_TENANT, (tenant, 1_000)):
         runs = [run for run, _ in found]
-        rows = await sweep.delete_in_batches(
-            connection, runs, Limits({}), own, pace, lambda n: report("runs", n), needed_too=True
-        )
+        rows = await sweep.delete_in_batches(connection, runs, Limits({}), own, pace, needed_too=True)
         if not rows["runs"]:
             open_runs = [run for run, is_open in found if is_open]
             why = "open" if open_runs else "locked by another session"
@@ -231,5 +230,4 @@ async def delete_tenant(
                 given = {"tenant": tenant, "limit": limit}
                 deleted = (await connection.execute(statement, given)).rowcount  # type: ignore[arg-type, unused-ignore]
             done[one.table] += deleted
-            report(one.what, deleted)
     return done

@@ -1,8 +1,9 @@
-"""Deletion of runs: select those that are no longer needed, delete each run in one commit and its rows in batches.
+"""Deletion of runs: find the runs that are no longer needed, delete each in one commit and its rows in batches.
 
 Related runs form a family and are deleted together: a run, the runs it started and its redrives. A family is kept while
 one of its runs is open, too young or has something unsettled, or while a run that waited for one of them is open or too
-young. What keeps that other run beyond its age does not count: runs that overlap would keep each other for ever.
+young. Any other reason to keep that waiting run does not count: otherwise runs that overlap would keep each other for
+ever.
 
 The row of a run is deleted first, and its id is inserted into `pruning` in the same commit: no read finds the run any
 more, and after a crash the next sweep continues with the ids in `pruning`.
@@ -117,7 +118,7 @@ class Limits:
 
 
 class Family(NamedTuple):
-    """The runs of a family, and the reason why they are kept; None: they may be deleted."""
+    """The ids of the runs of a family, and the reason why it is kept; None: it may be deleted."""
 
     runs: list[int]
     kept: str | None
@@ -141,8 +142,8 @@ async def families(connection: Connection, flows: Sequence[str], limits: Limits)
 async def delete_runs(
     connection: Connection, run_ids: Collection[int], limits: Limits, *, needed_too: bool = False
 ) -> tuple[list[int], Counter[str]]:
-    """Delete, in one commit, those of these runs that still may be deleted; return them, and the rows deleted by table.
-    `needed_too`: every run that has ended, needed or not."""
+    """Delete, in one commit, the runs among `run_ids` that still may be deleted; return their ids, and the deleted rows
+    by table. `needed_too`: delete every run that has ended, needed or not."""
     async with connection.transaction():
         given = {"runs": list(run_ids), "needed_too": needed_too, **limits.given()}
         locked = await fetch_column(connection, LOCK, given)
@@ -165,15 +166,16 @@ async def noted(connection: Connection, limit: int) -> list[int]:
 
 
 def left_behind(tables: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the tables that may have rows of a deleted run, each with the column of the run's id, in the order of
-    deletion; `tables` are those of the flows."""
+    """Return the tables that may have rows of a deleted run, each with its column of run ids, in the order of deletion.
+    `tables`: the flows' own tables."""
     return [*((table, "run_id") for table in (*LEFT_BEHIND, *tables)), ("run_waiters", "waiter_run_id")]
 
 
 async def delete_left_behind(
     connection: Connection, run_ids: Sequence[int], table: str, column: str, limit: int
 ) -> int:
-    """Delete at most `limit` rows of deleted runs from one table, by one of `left_behind`; return how many."""
+    """Delete at most `limit` rows of deleted runs from one table, found by the run ids in `column`; return the number
+    of deleted rows."""
     cursor = await connection.execute(
         BATCH.format(table=table, column=column),  # type: ignore[arg-type, unused-ignore]
         {"runs": list(run_ids), "limit": limit},
@@ -182,5 +184,5 @@ async def delete_left_behind(
 
 
 async def done(connection: Connection, run_ids: Sequence[int]) -> None:
-    """Forget deleted runs of which no row is left."""
+    """Remove deleted runs from `pruning`, once no row of theirs is left."""
     await connection.execute(DONE, (list(run_ids),))

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
-
-from psycopg.rows import namedtuple_row
+from typing import NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_all, fetch_value
 
 DAYS = 7.0
 RUNS = "ECLUSE_KEEP_RUNS_DAYS"
@@ -18,7 +17,7 @@ LATE = timedelta(days=1)  # without a sweep: worth a warning
 
 
 class Group(NamedTuple):
-    """Tables that grow together; `at` is the creation time of rows in the first one."""
+    """Tables whose rows are deleted together, by one knob; `at` is the creation time of rows in the first table."""
 
     name: str
     knob: str
@@ -87,21 +86,18 @@ class Standing(NamedTuple):
 
 
 async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Standing, float, list[Growing]]:
-    """Return, under these knobs, the current state, the number of days measured, and the growth per group (none before
-    a day of runs)."""
-    async with connection.cursor(row_factory=namedtuple_row) as cursor:
-        await cursor.execute(STANDING, (keep[RUNS] or 36_500,))
-        (row,) = await cursor.fetchall()
-    standing = Standing(*row)
+    """Measure the database under the knobs `keep`: return its current state, the number of days measured, and the
+    growth per group of tables (no groups before a day of runs)."""
+    (standing,) = await fetch_all(connection, Standing, STANDING, (keep[RUNS] or 36_500,))
     age = (standing.now - standing.since) / timedelta(days=1) if standing.since else 0.0
     days = min(DAYS, age)
     groups = []
     for group in GROUPS if days >= 1 else ():
-        size = await _one(connection, SIZES, ([*group.tables],))
-        rows = await _one(connection, ROWS, (group.tables[0],))
+        size = await fetch_value(connection, SIZES, ([*group.tables],))
+        rows = await fetch_value(connection, ROWS, (group.tables[0],))
         percent = 100.0 if rows <= SAMPLE else 100 * SAMPLE / rows
         statement = SHARE.format(at=group.at, table=group.tables[0])
-        share = await _one(connection, statement, {"days": days, "percent": percent})
+        share = await fetch_value(connection, statement, {"days": days, "percent": percent})
         groups.append(Growing(group.name, keep[group.knob], size, size * share / days))
     return standing, days, groups
 
@@ -123,7 +119,7 @@ def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
 
 
 def trouble(standing: Standing, keep: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return what is wrong with retention and the advice, or None."""
+    """Return a problem of retention and the advice for it; None if there is none."""
     days = keep[RUNS]
     if not days:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"
@@ -141,8 +137,3 @@ def _size(number: float) -> str:
             return f"{number:.0f} {unit}"
         number /= 1024
     return f"{number:.1f} GiB"
-
-
-async def _one(connection: Connection, statement: str, given: Any) -> Any:
-    row = await (await connection.execute(statement, given)).fetchone()  # type: ignore[arg-type, unused-ignore]
-    return row[0] if row else 0

@@ -1,4 +1,5 @@
-"""Rows that retention deletes by their age: the table, the instant the age counts from, the index that finds them."""
+"""Kinds of rows that retention deletes by their age: the table, the instant that the age counts from, and the index
+that finds the rows."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FIRST = {"bigint": "-1", "timestamptz": "-infinity"}
 
 
 class Page(NamedTuple):
-    """The result of one statement: the rows deleted; `more`: further old rows may follow, after the place `last`."""
+    """The result of one deletion statement: the number of rows deleted; `more`: further old rows may follow, after the
+    place `last`."""
 
     deleted: int
     more: bool
@@ -31,7 +33,8 @@ class Page(NamedTuple):
 
 
 class Old(NamedTuple):
-    """How many rows of a kind are old enough to be deleted, and the range of their ages."""
+    """The number of rows of a kind that are old enough to be deleted, and the instants of the oldest and the newest of
+    them."""
 
     rows: int
     oldest: datetime | None
@@ -88,6 +91,24 @@ SLOTS = Aged(
     order="decided_at",
     type="timestamptz",
     where="t.state IN ('skipped', 'missed')",
+)
+# Whole months are deleted, with the totals that began in them: every total that is kept has all its calls.
+SPEND = Aged(
+    "costs of paid calls",
+    "paid_calls",
+    "((date_trunc('month', t.day::timestamp) + interval '1 month') AT TIME ZONE 'UTC')",
+    order="at",
+    type="timestamptz",
+    began="t.at",
+    statement="""
+WITH page AS MATERIALIZED (
+    SELECT t.ctid AS place, t.{order} AS number, {at} < %(before)s AS old, {since} < %(before)s AS early FROM {table} t
+    WHERE t.{order} > %(after)s::{type} ORDER BY t.{order} LIMIT %(limit)s),
+totals AS (
+    DELETE FROM spend_totals t WHERE t.starts_on < date_trunc('month', %(before)s AT TIME ZONE 'UTC')::date),
+gone AS (DELETE FROM paid_calls t WHERE t.ctid = ANY(ARRAY(SELECT place FROM page WHERE old)) RETURNING 1)
+SELECT (SELECT count(*) FROM gone), count(*) = %(limit)s AND bool_or(early), max(number)::text FROM page
+""",
 )
 # The next number of a key follows its last row, or, where that was deleted, the highest number ever deleted.
 LEASES = Aged(

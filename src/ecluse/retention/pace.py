@@ -16,7 +16,7 @@ class Busy(Exception):
 
 @dataclass
 class Pace:
-    """The size of the next batch and the pause after it: batches of `target` seconds, half of the time."""
+    """Size and pauses of batches of deletions: a batch takes about `target` seconds, and an equal pause follows it."""
 
     rows: int = 2_000
     least: int = 200
@@ -28,8 +28,8 @@ class Pace:
 
     @asynccontextmanager
     async def batch(self) -> AsyncIterator[int]:
-        """Yield how many rows the batch in the body may delete; then pause, and adapt the size of the next one. Raises
-        Busy after a batch that took too long."""
+        """Yield the number of rows that the batch in the body may delete; afterwards adapt the size of the next batch,
+        and pause. Raise Busy after a batch that took too long."""
         began = self.clock()
         yield self.rows
         took = self.clock() - began

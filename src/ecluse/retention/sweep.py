@@ -9,7 +9,7 @@ instant rows were deleted, for the auditor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ import structlog
 
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable, one_line
-from ecluse.db.query import fetch_column, fetch_value
+from ecluse.db.query import fetch_column, fetch_now, fetch_value
 from ecluse.engine import Flow, Job, KeyedWrite
 from ecluse.retention import families
 from ecluse.retention.families import Limits
@@ -50,14 +50,15 @@ SELECT unnest(ARRAY[min(ended_at), max(ended_at)]) FROM runs WHERE id = ANY(%s) 
 
 @dataclass(frozen=True)
 class OldRuns:
-    """Ended runs of these flows, with all their rows."""
+    """A kind of rows: ended runs of these flows, with all rows that belong to them."""
 
     name: str
     flows: tuple[str, ...]
 
 
 class Rule(NamedTuple):
-    """How long rows of a kind are kept; None: for ever. `knob` is the setting's name, None where the time is fixed."""
+    """The time for which rows of a kind are kept; None: for ever. `knob` is the name of the setting, None where the
+    time is fixed."""
 
     kind: Aged | OldRuns
     keep: timedelta | None
@@ -65,16 +66,14 @@ class Rule(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """Rows that were deleted by a rule, or would be: how many by table, and the range of their ages."""
+    """Rows that a rule deleted, or would delete: their number by table, and the instants of the oldest and the
+    newest."""
 
     rule: Rule
     rows: Counter[str]
     oldest: datetime | None = None
     newest: datetime | None = None
     kept: Mapping[str, int] = {}  # old families of runs that stay, by reason
-
-
-Report = Callable[[str, int], None]  # progress, after each batch: kind, rows just deleted
 
 
 def job(
@@ -96,10 +95,10 @@ async def _sweep(connection: Connection, flows: Mapping[str, Flow], rules: Seque
     try:
         done = await prune(connection, flows, rules, pace=pace)
     except Busy as error:
-        log.warning("retention stopped until the next sweep: the database is busy", error=str(error))
+        log.warning("retention: stopped until the next sweep, the database is busy", error=str(error))
         return
     if rows := {one.rule.kind.name: one.rows.total() for one in done if one.rows.total()}:
-        log.info("retention deleted old rows", **rows)
+        log.info("retention: old rows deleted", **rows)
 
 
 @asynccontextmanager
@@ -115,21 +114,16 @@ async def alone(connection: Connection) -> AsyncIterator[bool]:
 
 
 async def prune(
-    connection: Connection,
-    flows: Mapping[str, Flow],
-    rules: Sequence[Rule],
-    *,
-    pace: Pace | None = None,
-    report: Report = lambda _, __: None,
+    connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule], *, pace: Pace | None = None
 ) -> list[Pruned]:
     """Delete all rows that are old enough by these rules; return what was deleted, by rule. A kind that the database
-    refuses to delete does not stop the others. The caller holds the lock (`alone`); `report` gets the progress. Raises
-    Busy if the database is busy."""
+    refuses to delete does not stop the others. The caller holds the lock (`alone`). Raises Busy if the database is
+    busy."""
     pace = pace or Pace()
-    now = await _now(connection)
+    now = await fetch_now(connection)
     tables = own_tables(flows)
     with _apart("rows of deleted runs", pace):
-        await _finish(connection, tables, pace, lambda rows: report("runs", rows))
+        await _finish(connection, tables, pace)
     done = []
     for rule in rules:
         if rule.keep is None:
@@ -137,17 +131,17 @@ async def prune(
         with _apart(rule.kind.name, pace):
             await connection.execute(MARK, (rule.kind.name, now - rule.keep))
             if isinstance(rule.kind, Aged):
-                rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace, report)
+                rows = await _prune_aged(connection, rule.kind, now - rule.keep, pace)
             else:
-                rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace, report)
+                rows = await _prune_runs(connection, rule.kind, limits(flows, rules, now), tables, pace)
             done.append(Pruned(rule, rows))
     return done
 
 
 @contextmanager
 def _apart(kind: str, pace: Pace) -> Iterator[None]:
-    """Log an error of the body: a statement that the database refuses, or cancels for its time, ends this kind only. An
-    unavailable database is raised."""
+    """Confine an error to one kind: a statement that the database refuses, or cancels for its time, is logged and ends
+    this kind only. If the database is unavailable, the error is raised."""
     try:
         yield
     except psycopg.Error as error:
@@ -155,13 +149,13 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
             pace.slower()
         elif is_unavailable(error):
             raise
-        log.error("retention cannot delete this kind", kind=kind, error=one_line(error))
+        log.error("retention: rows of this kind cannot be deleted", kind=kind, error=one_line(error))
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
-    """Return the limits of the flows that the rules give at the instant `now`. Runs whose writes a vendor recognises by
-    key are kept at least as long as the vendor remembers the key: a deleted run frees its name, and a new run of that
-    name would use the same keys."""
+    """Return, per flow, the age limit that the rules give at the instant `now`. Runs whose writes a vendor recognises
+    by key are kept at least as long as the vendor remembers the key: the event key of a deleted run can be used again,
+    and a new run under it would send the same keys."""
     before = {}
     for kind, keep, _ in rules:
         if isinstance(kind, Aged) or keep is None:
@@ -178,24 +172,23 @@ def own_tables(flows: Mapping[str, Flow]) -> list[str]:
     return sorted({table for flow in flows.values() for table in flow.tables})
 
 
-async def _prune_aged(connection: Connection, kind: Aged, before: datetime, pace: Pace, report: Report) -> Counter[str]:
+async def _prune_aged(connection: Connection, kind: Aged, before: datetime, pace: Pace) -> Counter[str]:
     rows: Counter[str] = Counter()
     more, last = True, None
     while more:
         async with pace.batch() as limit:
             deleted, more, last = await kind.delete(connection, before, last, limit)
         rows[kind.table] += deleted
-        report(kind.name, deleted)
     return rows
 
 
 async def _prune_runs(
-    connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace, report: Report
+    connection: Connection, kind: OldRuns, limits: Limits, tables: Sequence[str], pace: Pace
 ) -> Counter[str]:
     rows: Counter[str] = Counter()
     async for found in families.families(connection, kind.flows, limits):
         going = {run for family in found if family.kept is None for run in family.runs}
-        rows += await delete_in_batches(connection, going, limits, tables, pace, lambda n: report(kind.name, n))
+        rows += await delete_in_batches(connection, going, limits, tables, pace)
     return rows
 
 
@@ -205,14 +198,13 @@ async def delete_in_batches(
     limits: Limits,
     tables: Sequence[str],
     pace: Pace,
-    report: Callable[[int], None],
     *,
     needed_too: bool = False,
 ) -> Counter[str]:
-    """Delete those of these runs that may be deleted, and all their rows, in batches, the youngest runs first: children
-    before their parents. `limits`: how old a run must be; `tables`: those of the flows that have rows of runs; `report`
-    is called with the number of rows after each batch; `needed_too`: delete every run that has ended, whatever its age
-    and whatever still needs it. Return the number of deleted rows by table."""
+    """Delete the runs among `runs` that may be deleted, with all their rows, in batches; return the number of deleted
+    rows by table. The youngest runs go first: children before their parents. `limits`: how old a run must be; `tables`:
+    the flows' own tables with rows of runs; `needed_too`: delete every run that has ended, whatever its age and
+    whatever still needs it."""
     rows: Counter[str] = Counter()
     latest_first, place = sorted(runs, reverse=True), 0
     while place < len(latest_first):
@@ -221,21 +213,20 @@ async def delete_in_batches(
             place += len(some)
             gone, counted = await families.delete_runs(connection, some, limits, needed_too=needed_too)
         rows += counted
-        report(counted.total())
-        rows += await _delete_left_behind(connection, gone, tables, pace, report)
+        rows += await _delete_left_behind(connection, gone, tables, pace)
     return rows
 
 
-async def _finish(connection: Connection, tables: Sequence[str], pace: Pace, report: Callable[[int], None]) -> None:
+async def _finish(connection: Connection, tables: Sequence[str], pace: Pace) -> None:
     """Delete the rows of deleted runs that a crashed sweep left behind."""
     while runs := await families.noted(connection, RUNS_TOGETHER):
-        await _delete_left_behind(connection, runs, tables, pace, report)
+        await _delete_left_behind(connection, runs, tables, pace)
 
 
 async def _delete_left_behind(
-    connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace, report: Callable[[int], None]
+    connection: Connection, runs: Sequence[int], tables: Sequence[str], pace: Pace
 ) -> Counter[str]:
-    """Delete the rows of these deleted runs from all tables, in batches; return how many, by table."""
+    """Delete the rows of these deleted runs from all tables, in batches; return the number of rows by table."""
     rows: Counter[str] = Counter()
     if not runs:
         return rows
@@ -246,14 +237,13 @@ async def _delete_left_behind(
                 deleted = await families.delete_left_behind(connection, runs, table, column, limit)
             rows[table] += deleted
             more = deleted == limit
-            report(deleted)
     await families.done(connection, runs)
     return rows
 
 
 async def foresee(connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule]) -> list[Pruned]:
-    """Count the rows that `prune` would delete by these rules, without deleting any; one result per rule."""
-    now = await _now(connection)
+    """Count the rows that `prune` would delete by these rules, without deleting any; return one result per rule."""
+    now = await fetch_now(connection)
     found = []
     for rule in rules:
         if rule.keep is None:
@@ -283,8 +273,3 @@ async def _foresee_runs(connection: Connection, rule: Rule, limits: Limits, tabl
             rows[table] += await fetch_value(connection, OF_RUNS.format(table=table, column=column), (some,))
         ended += await fetch_column(connection, ENDED, (some,))
     return Pruned(rule, rows, min(ended, default=None), max(ended, default=None), kept)
-
-
-async def _now(connection: Connection) -> datetime:
-    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
-    return now

@@ -1,5 +1,4 @@
-"""Unusable answers of a language model: how the ``chat_…`` rules spoil a good one. Answers that are no chat completions
-stay unchanged."""
+"""Unusable answers of a language model: how each ``chat_…`` rule spoils a good chat completion."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ SPOILED: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def spoil(kind: str, answer: Answer) -> Answer:
-    """Return the answer spoiled as the rule's `kind` says; an answer that is no chat completion is returned
+    """Return the answer spoiled as the rule's `kind` says; an answer that is not a chat completion is returned
     unchanged."""
     value = json.loads(answer.body)
     if answer.status != 200 or not isinstance(value, dict) or value.get("object") != "chat.completion":

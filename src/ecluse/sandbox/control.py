@@ -25,7 +25,7 @@ async def control(sandbox: Sandbox, request: web.BaseRequest) -> Answer:
 
 
 def route(sandbox: Sandbox, request: web.BaseRequest, body: bytes) -> Answer:
-    """Find the control route of a call and answer it."""
+    """Dispatch a call to its control route and return the answer; 404 if there is no such route."""
     match request.method, request.path.split("/")[2:]:
         case "GET", ["health"]:
             return json_answer({"ok": True, "seed": sandbox.seed, "vendors": list(VENDORS)})

@@ -18,12 +18,12 @@ REQUIRED = object()
 
 
 class RuleError(ValueError):
-    """A rule that cannot be accepted; the message names the field."""
+    """A fault rule or limit that cannot be accepted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a rule: its default, what is expected of a value (for messages), and whether a value is accepted."""
+    """A field of a rule: its default, a description of valid values (for messages), and the check of a value."""
 
     default: object
     expected: str
@@ -109,7 +109,7 @@ KINDS: dict[str, dict[str, Field]] = {
 
 @dataclass(slots=True)
 class Rule:
-    """A fault rule in force, with how often it has matched and hit. `given` is the rule as it was posted."""
+    """A fault rule in force, with the number of calls that it matched and hit. `given` is the rule as it was posted."""
 
     id: int
     given: dict[str, Any]
@@ -131,8 +131,8 @@ class Rule:
         return {"id": self.id, **self.given}
 
     def hit(self, seed: int, vendor: str, method: str, subject: str, earlier_calls: int) -> bool:
-        """Decide whether this call is hit, and count it. `subject` is the record; `earlier_calls` how many calls it had
-        before."""
+        """Decide whether this rule hits the call, and count it. `subject` is the record that the call is about,
+        `earlier_calls` the number of calls about it before this one."""
         if (
             (self.vendor is not None and self.vendor != vendor)
             or (self.methods is not None and method not in self.methods)
@@ -161,7 +161,8 @@ def draw(seed: int, rule_id: int, subject: str, earlier_calls: int) -> float:
 
 
 def read_fields(noun: str, known: dict[str, Field], given: dict[str, Any], also: Collection[str]) -> dict[str, Any]:
-    """Return the values of the known fields; refuse fields that are neither known nor in `also`."""
+    """Return the values of the known fields, with defaults. Raise RuleError for an invalid value, and for a field that
+    is neither known nor in `also`. `noun` names the object in messages."""
     for name in given:
         if name not in known and name not in also:
             raise RuleError(f"{name}: not a field of {noun}")
@@ -173,7 +174,7 @@ def read_fields(noun: str, known: dict[str, Field], given: dict[str, Any], also:
 
 
 def parse_rule(rule_id: int, given: object, vendors: Collection[str]) -> Rule:
-    """Return the rule with this number. Raises RuleError, naming the field, for a bad one."""
+    """Parse a fault rule as it was posted; `rule_id` becomes its number. Raise RuleError if it is invalid."""
     if not isinstance(given, dict):
         raise RuleError(f"a fault rule must be an object, not {given!r}")
     kind, vendor = given.get("kind"), given.get("vendor")
@@ -228,7 +229,8 @@ class FaultBook:
         self._last_id = 0
 
     def pick(self, vendor: str, method: str, subject: str) -> tuple[Rule | None, float]:
-        """Return the first rule that hits, other than latency (else the last latency rule), and the latency to add."""
+        """Return the rule that hits the call, and the latency to add. It is the first rule that hits and is not of kind
+        latency; without one, the last latency rule that hits; else None."""
         earlier_calls = self._calls[vendor, subject]
         self._calls[vendor, subject] = earlier_calls + 1
         latency, slowed_by = 0.0, None

@@ -15,9 +15,9 @@ from itertools import islice
 
 @dataclass(slots=True)
 class Entry:
-    """One entry. `at` and `done_at` are seconds since the epoch, `mono` is on the monotonic clock; `key` is the
-    Idempotency-Key, `client` the X-Client, `ref` the record; `call_seq` is the call that an effect or payment belongs
-    to; `value` and `before` are the record's new and former value."""
+    """One entry of the ledger. `at` and `done_at` are seconds since the epoch, `mono` is on the monotonic clock; `key`
+    is the Idempotency-Key, `client` the X-Client, `ref` the record; `call_seq` is the call that an effect or payment
+    belongs to; `value` and `before` are the record's new and former value."""
 
     seq: int
     at: float
@@ -45,7 +45,7 @@ FIELDS = tuple(field.name for field in fields(Entry))
 
 
 class Ledger:
-    """The entries, and how many calls each vendor has in flight."""
+    """The entries of the ledger, and the number of calls in flight per vendor."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

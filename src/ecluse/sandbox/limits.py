@@ -42,7 +42,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Limit:
-    """A cap as posted (`given`) and parsed, with its buckets by value of the header."""
+    """A limit as posted (`given`) and parsed, with its buckets by value of the header (one bucket if it names none)."""
 
     given: dict[str, Any]
     vendor: str
@@ -69,7 +69,8 @@ class Limit:
         return self.concurrency is not None and bucket.in_flight >= self.concurrency
 
     def wait(self, bucket: Bucket) -> float:
-        """Return the seconds until this bucket admits a call, as far as is known; 0 if it does now."""
+        """Return the seconds until this bucket admits a call (1 if too many calls are in flight); 0 if it admits one
+        now."""
         if self.full(bucket):
             return 1.0
         if self.per_second is not None and bucket.tokens < 1:
@@ -86,7 +87,8 @@ class Refusal:
 
 
 def parse_limit(given: object, vendors: Collection[str]) -> Limit:
-    """Return the limit. Raises RuleError, naming the field, for a bad one."""
+    """Parse a limit as it was posted. Raise RuleError if it is invalid; the message names the field, if one is at
+    fault."""
     if not isinstance(given, dict):
         raise RuleError(f"a limit must be an object, not {given!r}")
     if given.get("vendor") not in list(vendors):
@@ -110,7 +112,7 @@ def parse_limit(given: object, vendors: Collection[str]) -> Limit:
 
 
 class Limits:
-    """The caps in force."""
+    """The limits in force, of all vendors."""
 
     def __init__(self, vendors: Collection[str]) -> None:
         self.limits: list[Limit] = []
@@ -138,6 +140,6 @@ class Limits:
         return held
 
     def leave(self, held: list[Bucket]) -> None:
-        """Release what `enter` admitted, when the call is answered."""
+        """Release the buckets that `enter` returned, when the call is answered."""
         for bucket in held:
             bucket.in_flight -= 1

@@ -74,7 +74,7 @@ def error_answer(status: int, code: str, message: str) -> Answer:
 
 
 class Vendor(Protocol):
-    """What a simulated vendor has; everything it answers follows from `seed` and the calls it got."""
+    """Interface of a simulated vendor; its answers depend only on `seed` and the calls that it has received."""
 
     def __init__(self, seed: int) -> None: ...
 

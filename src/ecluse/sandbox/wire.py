@@ -1,8 +1,8 @@
 """Sending of an answer, or of a fault in its place, on the socket.
 
-A refusal (429, 401, a reset…) comes before anything is applied. Every other fault lets the vendor apply the call and
-then spoils the answer. Latency comes after the application, so that the write of a client that hangs up
-meanwhile is still applied.
+A refusal (429, 401, a reset…) is sent before anything is applied. With every other fault, the vendor applies the call,
+and then the answer is spoiled. Latency is added after the call was applied, so that a write takes effect even if the
+client hangs up meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def throttled(error: Error, retry_after: object, *, concurrency: bool) -> Answer:
-    """Return a 429 in the vendor's format; `concurrency`: for too many calls at once, not for too fast ones."""
+    """Return a 429 in the vendor's format: for too many calls at once if `concurrency`, else for calls that come too
+    fast."""
     if concurrency:
         answer = error(429, "concurrency", "too many requests at once")
     else:
@@ -40,7 +41,7 @@ def throttled(error: Error, retry_after: object, *, concurrency: bool) -> Answer
 
 
 def asked_to_wait(header: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; None if there is none or a client could not parse it."""
+    """Return the seconds of a Retry-After header; None if there is no header, or it cannot be parsed."""
     if header is None:
         return None
     try:
@@ -89,7 +90,8 @@ REWRITES: dict[str, Callable[[Answer], Answer]] = {
 
 
 def tainted(body: bytes, mark: str) -> bytes:
-    """Return the JSON with the mark inside its longest text, which is most likely free text and not an id."""
+    """Return the JSON body with the mark inserted into its longest text, which is most likely free text and not an
+    id."""
     value = json.loads(body)
     target = max(texts(value), key=len, default=None)
     if target is None:

@@ -1,6 +1,6 @@
 """Every knob of the program, by its exact environment name. `python -m ecluse.settings` prints the reference page.
 
-A value that cannot be read stops the start-up with a message naming the variable; one below its minimum is raised to
+A value that cannot be parsed stops the start-up with a message naming the variable; one below its minimum is raised to
 it, with a warning. Unknown variables are ignored.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -19,8 +18,12 @@ from pydantic_settings import SettingsConfigDict
 
 from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
+from ecluse.settings.access import AccessKnobs
+from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
+from ecluse.settings.limits import LimitKnobs
+from ecluse.settings.prices import PriceKnobs
 
 log = structlog.get_logger(__name__)
 
@@ -37,18 +40,18 @@ def _networks(value: str) -> str:
 
 
 def _listed(value: str) -> list[str]:
-    """Split a value at its commas."""
+    """Split a value at its commas, without blanks and empty parts."""
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def _sender(value: str) -> str:
     """Check that the value is a mail address, with or without a name; return it unchanged."""
     if not SENDER.fullmatch(value):
-        raise ValueError("not a mail address, such as Ecluse <ecluse@example.com>")
+        raise ValueError("not a mail address; it must look like Ecluse <ecluse@example.com>")
     return value
 
 
-class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, TranscriptionKnobs, AutomationKnobs):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)
@@ -178,12 +181,6 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
         None,
         description="Calls to the language model started per minute, over all replicas. Unset: no limit. Minimum 0.01.",
     )
-    LLM_PRICE_INPUT_PER_MILLION: Annotated[Decimal, at_least(0)] | None = Field(
-        None, description="Price of a million tokens of input. If a price is unset, the cost of audits is null."
-    )
-    LLM_PRICE_OUTPUT_PER_MILLION: Annotated[Decimal, at_least(0)] | None = Field(
-        None, description="Price of a million tokens of output."
-    )
     AUDIT_MAX_INPUT_CHARS: Annotated[int, at_least(1_000)] = Field(
         400_000, description="A fiche with a longer transcript fails `TRANSCRIPT_TOO_LONG`. Minimum 1000."
     )
@@ -239,14 +236,14 @@ class Settings(KeepKnobs, TranscriptionKnobs, AutomationKnobs):
 
 
 def log_settings() -> tuple[Level, Form]:
-    """Return level and form of the log before the other knobs are read: warnings about those are logged. Values that
-    cannot be read are refused later, by `load`."""
+    """Return level and form of the log, read before the other knobs, because warnings about those are logged. Invalid
+    values are replaced by the defaults here, and refused later by `load`."""
     level, form = (os.environ.get(name, "") for name in ("ECLUSE_LOG_LEVEL", "ECLUSE_LOG_FORMAT"))
     return level if level in get_args(Level) else "INFO", form if form in get_args(Form) else "line"  # type: ignore[return-value]
 
 
 def load() -> Settings:
-    """Read the knobs from the environment. Raises SetUpError that names the variables with unreadable values."""
+    """Read the knobs from the environment; raise SetUpError that names the variables with invalid values."""
     try:
         return Settings()
     except ValidationError as error:

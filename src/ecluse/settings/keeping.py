@@ -13,7 +13,7 @@ Days = Annotated[int, at_least(0)]
 
 
 def _days(default: int, description: str, zero: str = "for ever") -> Any:
-    """Return a knob of days; `zero` says what 0 means."""
+    """Return a knob of days; `zero` describes the meaning of 0."""
     return Field(default, le=36_500, description=f"{description} 0: {zero}.")
 
 
@@ -43,6 +43,9 @@ class KeepKnobs(BaseSettings):
         30,
         "Days for which the result of a paid speech-to-text call is kept beside the transcript, so that it is not "
         "paid for twice.",
+    )
+    ECLUSE_KEEP_SPEND_DAYS: Days = _days(
+        400, "Days for which the cost of a paid call is kept; whole months are deleted."
     )
     ECLUSE_KEEP_LEASES_DAYS: Days = _days(7, "Days for which a lease is kept after its end.")
     ECLUSE_KEEP_AUDITS_DAYS: Days = _days(

@@ -36,13 +36,13 @@ MOST = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine on a database of this test's own."""
+    """An engine on a database that belongs to one test."""
 
     dsn: str
 
     def run(self, flow: Flow, *, max_wait: timedelta = MOST, **given: Any) -> Row:
-        """Start a run of the flow with this input and wait for its end. Return the run, with its `outcomes`: by target
-        the outcome and the error code."""
+        """Start a run of the flow with this input and wait for its end. Return the run; its `outcomes` maps each target
+        to outcome and error code."""
         return asyncio.run(self._run(flow, max_wait, given))
 
     async def _run(self, flow: Flow, max_wait: timedelta, given: Row) -> Row:
@@ -56,7 +56,7 @@ class Engine:
                 started = await start_run(connection, Start(flow, f"test-{uuid.uuid4()}", input=given))
             await kit.wait_for_run(started.run.id, max_wait)
             async with kit.pool.connection() as connection:
-                run = await run_queries.show_run(connection, None, started.run.id)
+                run = await run_queries.show_run(connection, started.run.tenant_id, started.run.id)
                 sql = "SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s ORDER BY target"
                 rows = await fetch_rows(connection, sql, (started.run.id,))
         finally:
@@ -69,7 +69,7 @@ class Engine:
             return connection.execute(sql, parameters or None).fetchall()  # type: ignore[arg-type, unused-ignore]
 
     def move_clock(self, by: timedelta) -> None:
-        """Move the time that Ecluse reads, of every process on this database."""
+        """Move the time that Ecluse reads, in all processes that use this database."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute('UPDATE clock_offset SET "offset" = "offset" + %s', (by,))
             connection.execute("SELECT pg_notify('ecluse_clock', '')")

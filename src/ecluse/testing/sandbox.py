@@ -25,7 +25,7 @@ class SandboxProcess:
     pid: int
 
     def ledger(self, vendor: str = "", kind: str = "", after: int = 0) -> list[dict[str, Any]]:
-        """Return every entry that matches, read page by page."""
+        """Return every entry of the ledger that matches, read page by page."""
         entries: list[dict[str, Any]] = []
         while True:
             query = urlencode({"vendor": vendor, "kind": kind, "after": after, "limit": PAGE})
@@ -42,7 +42,7 @@ class SandboxProcess:
         return rules_with_ids
 
     def set_limits(self, limit: dict[str, Any]) -> None:
-        """Replace the caps in force by this one."""
+        """Replace the limits in force by this one."""
         self._ask("DELETE", "limits")
         self._ask("POST", "limits", limit)
 
@@ -61,7 +61,7 @@ class SandboxProcess:
 
 @contextlib.contextmanager
 def running_sandbox(seed: int = 1, faults: list[dict[str, Any]] | None = None) -> Iterator[SandboxProcess]:
-    """Start a sandbox on a free port, and stop it at the end."""
+    """Start a sandbox on a free port for the duration of the context, and stop it at the end."""
     with tempfile.TemporaryDirectory() as folder:
         faults_file = Path(folder, "faults.json")
         faults_file.write_text(json.dumps(faults or []))

@@ -108,7 +108,7 @@ class FicheAnswer(BaseModel):
 
     @property
     def is_gone(self) -> bool:
-        """True if the CRM says that it does not know the fiche."""
+        """True if the answer means that the CRM does not know the fiche."""
         return not self.success and NOT_FOUND in (self.message or "").upper()
 
 
@@ -192,7 +192,7 @@ class Crm:
 
 
 def explain(error: VendorError, answer: bytes, *, names: Names, listing: bool) -> VendorError:
-    """Add to the error of a refused call what the operator should check. `listing`: it asked for a sales list."""
+    """Add advice for the operator to the error of a refused call. `listing`: it asked for a sales list."""
     if error.status in (401, 403):
         hint = f"the CRM does not accept {names.key}, or it has too few rights: set another one"
         return error.explained(f"{error.message}: {hint}")

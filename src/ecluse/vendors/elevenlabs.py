@@ -40,13 +40,18 @@ class Word(BaseModel):
 
 
 class Transcript(BaseModel):
-    """A recording as text and word by word."""
+    """The transcript of a recording, as text and word by word."""
 
     language_code: str
     text: str
     words: list[Word]
     transcription_id: str | None = None
     audio_duration_secs: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The length of the recording, as far as the answer says."""
+        return self.audio_duration_secs or max((word.end for word in self.words if word.end is not None), default=None)
 
 
 class Channels(BaseModel):
@@ -67,8 +72,8 @@ class User(BaseModel):
 
 @dataclass(frozen=True)
 class Speech:
-    """Request options: model, language code (None: detected) and whether speakers are distinguished. A result depends
-    on these and on its recording."""
+    """Options of a transcription request: model, language code (None: detected) and whether speakers are distinguished.
+    The result depends on these and the recording."""
 
     model: str = "scribe_v1"
     language: str | None = None
@@ -76,8 +81,8 @@ class Speech:
 
 
 class ElevenLabs:
-    """Client of the provider. Without a key each call raises NOT_CONFIGURED. `names`: of the settings that errors
-    advise to change."""
+    """Client of the speech-to-text provider. Without a key, each call raises NOT_CONFIGURED. `names`: the settings that
+    errors advise to change."""
 
     def __init__(self, http: VendorHttp, api_key: str | None, wanted: Speech, names: Names = NAMES) -> None:
         self.wanted = wanted
@@ -131,7 +136,7 @@ class ElevenLabs:
 
 
 def joined(channels: Channels) -> Transcript:
-    """Merge the channels into one transcript, in the order of time."""
+    """Merge the transcripts of the channels into one, in the order of time."""
     placed: list[tuple[float, Word]] = []
     for number, transcript in enumerate(channels.transcripts):
         at = 0.0
@@ -158,7 +163,7 @@ def joined(channels: Channels) -> Transcript:
 
 
 def explain(error: VendorError, answer: bytes, *, source_url: str, names: Names) -> VendorError:
-    """Replace code and message of a refusal by what the provider's answer means; the query of `source_url`, which is
+    """Set code and message of a refusal by the meaning of the provider's answer; the query of `source_url`, which is
     signed, is removed."""
     code, text = detail(answer)
     query = urlsplit(source_url).query
@@ -177,7 +182,7 @@ def explain(error: VendorError, answer: bytes, *, source_url: str, names: Names)
 
 
 def detail(answer: bytes) -> tuple[str, str]:
-    """Return code and text of a refusal, which has one of three shapes; empty where it has none."""
+    """Return code and text of a refusal, whose body has one of three shapes; empty where there is none."""
     try:
         given: Any = json.loads(answer)["detail"]
     except (ValueError, KeyError, TypeError):

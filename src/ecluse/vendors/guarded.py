@@ -19,12 +19,22 @@ from datetime import datetime
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_network
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx
 from aiohttp.abc import AbstractResolver, ResolveResult
-from ssrfguard import AddressTable, Block, BlockedAddressError, BlockedURLError, Policy, Reach, SSRFGuardError, resolve
+from ssrfguard import (
+    DEFAULT_DENIED,
+    AddressTable,
+    Block,
+    BlockedAddressError,
+    BlockedURLError,
+    Policy,
+    Reach,
+    SSRFGuardError,
+    resolve,
+)
 from ssrfguard.httpx import AsyncClient
 
 from ecluse.base.errors import PermanentError, SetUpError, TransientError, VendorError
@@ -34,7 +44,16 @@ from ecluse.vendors.http import LARGEST_REFUSAL, no_answer, refusal
 PORTS = frozenset({80, 443})
 ANY_PORT = frozenset(range(1, 65_536))
 REDIRECTS = 5
+WRITTEN_AT_ONCE = 1_000_000  # bytes of a body that goes to a file
 HINT = "the operator of this server may allow its network in ECLUSE_ALLOWED_NETWORKS"
+# Besides those of the library, which lets ORCHIDv2 pass and does not know IPv4-translated addresses.
+ALSO_DENIED = (
+    Block(ip_network("::ffff:0:0:0/96"), "IPv4-translated (SIIT)", "RFC 8215", Reach.DENIED),
+    Block(ip_network("2001:20::/28"), "ORCHIDv2", "RFC 7343", Reach.DENIED),
+)
+DENIED = AddressTable(
+    (*(one for one in DEFAULT_DENIED.blocks if one.network not in {own.network for own in ALSO_DENIED}), *ALSO_DENIED)
+)
 ELSEWHERE = AddressTable(
     tuple(
         Block(ip_network(everything), "reached at ports 80 and 443 only", "no allowed network", Reach.DENIED)
@@ -49,8 +68,8 @@ class ForbiddenUrl(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Any answer, including refusals. `subject` names the request in messages. Of a refusal, and of any answer to a
-    POST, only the beginning is read."""
+    """Any answer, including refusals. `subject` names the request in messages. The body of a refusal, or of an answer
+    to a POST, is only read in part."""
 
     subject: str
     status: int
@@ -58,8 +77,8 @@ class Reply:
     body: bytes
 
     def refusal(self, now: datetime) -> VendorError | None:
-        """Return the error that the status means; None for success. `now` is used if Retry-After is a date and the
-        answer has no Date header."""
+        """Return the error for the status of the answer; None for success. `now` is used if Retry-After is a date and
+        the answer has no Date header."""
         if 200 <= self.status < 300:
             return None
         return refusal(self.subject, self.status, self.headers, self.body, now)
@@ -80,7 +99,7 @@ class GuardedHttp:
     ) -> None:
         try:
             networks = tuple(ip_network(network) for network in allowed_networks)
-            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS)
+            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS, denied_networks=DENIED)
         except ValueError as exc:
             raise SetUpError(f"ECLUSE_ALLOWED_NETWORKS: {exc}") from exc
         self._own = Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE)
@@ -91,8 +110,8 @@ class GuardedHttp:
         self._clients: dict[bool, AsyncClient] = {}
 
     def refuse_reason(self, url: str) -> str | None:
-        """Return why this URL is refused, for the user who entered it; None if the URL itself is acceptable. Host names
-        are not resolved here but at every request."""
+        """Return the reason why this URL is refused, for the user who entered it; None if the URL itself is acceptable.
+        Host names are not resolved here but at every request."""
         try:
             self._judge(url)
         except ForbiddenUrl as exc:
@@ -108,26 +127,35 @@ class GuardedHttp:
             raise PermanentError(storable(f"{origin(url)}: {exc}"), code="FORBIDDEN_URL") from exc
         return GuardedResolver(url, policy, self._look_up)
 
-    async def get(self, url: str, *, largest: int, deadline: float | None = None) -> Reply:
-        """Send a GET and follow redirects. Raises `PermanentError` ANSWER_TOO_LARGE for more than `largest` bytes."""
-        return await self._request("GET", url, largest, REDIRECTS, deadline)
+    async def get(
+        self, url: str, *, largest: int, deadline: float | None = None, into: IO[bytes] | None = None
+    ) -> Reply:
+        """Send a GET and follow redirects. Raise `PermanentError` ANSWER_TOO_LARGE if the answer has more than
+        `largest` bytes. The body of a success is written to `into` if given, and is not in the reply."""
+        return await self._request("GET", url, largest, REDIRECTS, deadline, into)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
         """Send a POST without following redirects: the user who entered the URL decides where it goes."""
-        return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, content=body, headers=headers)
+        return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, None, content=body, headers=headers)
 
     async def close(self) -> None:
-        """Close all connections; a later call is a bug."""
+        """Close all connections for good; the client must not be used afterwards."""
         for client in self._clients.values():
             await client.aclose()
         if self._lookups is not None:
             self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _request(
-        self, method: str, url: str, largest: int, redirects: int, deadline: float | None, **what: Any
+        self,
+        method: str,
+        url: str,
+        largest: int,
+        redirects: int,
+        deadline: float | None,
+        into: IO[bytes] | None,
+        **what: Any,
     ) -> Reply:
-        """Send one request, follow at most `redirects` redirects, and return the answer, of which at most `largest`
-        bytes are read."""
+        """Send one request, follow at most `redirects` redirects, and return the answer, limited to `largest` bytes."""
         deadline = self._deadline if deadline is None else deadline
         subject, sent = f"{method} {origin(url)}", False
 
@@ -143,7 +171,7 @@ class GuardedHttp:
                     response = await client.send(request, stream=True)
                     try:
                         if response.next_request is None or not redirects:
-                            return await read(subject, response, largest, cut=method == "POST")
+                            return await read(subject, response, largest, into, cut=method == "POST")
                     finally:
                         await response.aclose()
                     redirects -= 1
@@ -236,18 +264,26 @@ class GuardedResolver(AbstractResolver):
         """Nothing is open."""
 
 
-async def read(subject: str, response: httpx.Response, largest: int, *, cut: bool) -> Reply:
-    """Read the body of a response, at most `largest` bytes: `cut` drops the rest, otherwise a larger body raises
-    ANSWER_TOO_LARGE."""
+async def read(
+    subject: str, response: httpx.Response, largest: int, into: IO[bytes] | None = None, *, cut: bool
+) -> Reply:
+    """Read the body of a response, at most `largest` bytes. With `cut`, the rest of a larger body is dropped; without,
+    it raises ANSWER_TOO_LARGE. The body of a success is written to `into` if given."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
-    body = bytearray()
+    body, written = bytearray(), 0
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > largest:
+        if written + len(body) > largest:
             break
-    if len(body) > largest and not cut:
+        if into is not None and not cut and len(body) >= WRITTEN_AT_ONCE:
+            written += await asyncio.to_thread(into.write, body)
+            body = bytearray()
+    if written + len(body) > largest and not cut:
         raise PermanentError(f"{subject}: the answer is larger than {largest} bytes", code="ANSWER_TOO_LARGE")
+    if into is not None and not cut:
+        await asyncio.to_thread(into.write, body)
+        body = bytearray()
     return Reply(subject, response.status_code, response.headers, bytes(body[:largest]))
 
 
@@ -262,7 +298,7 @@ def origin(url: str) -> str:
 
 
 def reason(exc: SSRFGuardError) -> str:
-    """Return why the guard refused, as a message for the user."""
+    """Return the reason of the guard's refusal, as a message for the user."""
     address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
     if isinstance(address, BlockedAddressError):
         return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
@@ -271,8 +307,8 @@ def reason(exc: SSRFGuardError) -> str:
 
 
 def failure(subject: str, exc: httpx.HTTPError | TimeoutError, sent: bool, deadline: float) -> TransientError:
-    """Return the error for a missing answer. `sent`: the request may have reached the server; `deadline`: that of the
-    call."""
+    """Return the error for a call without an answer. `sent`: the request may have reached the server; `deadline`: the
+    deadline of the call, in seconds."""
     timed_out = isinstance(exc, TimeoutError | httpx.TimeoutException)
     what = type(exc).__name__
     if not sent:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from io import BytesIO
-from typing import Self, TypeVar
+from typing import IO, Self, TypeVar
 
 import aiohttp
 from aiohttp import (
@@ -33,6 +32,7 @@ from aiohttp import (
     hdrs,
 )
 from aiohttp.abc import AbstractResolver
+from aiohttp.payload import IOBasePayload
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from yarl import URL
@@ -60,15 +60,23 @@ Explain = Callable[[VendorError, bytes], VendorError]
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file in a multipart form."""
+    """A file in a multipart form, sent from its position on; the caller closes `content`."""
 
     name: str
     content_type: str
-    content: bytes
+    content: IO[bytes]
+
+
+class Kept(IOBasePayload):
+    """A file that its caller closes: aiohttp would close it in a thread, at any time after the call."""
+
+    def _close(self) -> None:
+        self._consumed = True
 
 
 class Sending:
-    """Client middleware around one request: prevents aiohttp's own retry, and knows whether the request was sent."""
+    """Client middleware around one request: it prevents aiohttp's own retry, and records whether the request was
+    sent."""
 
     __slots__ = ("_request",)
 
@@ -143,9 +151,9 @@ class VendorHttp:
         deadline: float | None = None,
         explain: Explain | None = None,
     ) -> M:
-        """Send one request and return its answer as `model`. `path` starts with a slash, has its data quoted, and
-        appears in messages; the query does not. A form is sent as multipart. `explain` may replace the error of a
-        refusal by one that interprets this vendor's codes."""
+        """Send one request and return its answer as `model`; raise a `VendorError` if it fails. `path` starts with a
+        slash, has its data quoted, and appears in messages; the query does not. A form is sent as multipart. `explain`
+        may replace the error of a refusal by one that interprets this vendor's codes."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
         await self._turnstile.go_through()
@@ -225,8 +233,8 @@ class VendorHttp:
 def refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
-    """Return the error that an answer with this status (not 2xx) means; `now` is used if Retry-After is a date and the
-    answer has no Date header."""
+    """Return the error for an answer with this status (not 2xx). `now` is used if Retry-After is a date and the answer
+    has no Date header."""
     error = _refusal(subject, status, headers, answer, now)
     error.status = status
     return error
@@ -248,8 +256,8 @@ def _refusal(
 
 
 def asked_to_wait(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that the vendor asks to wait. Some vendors send Retry-After-Ms beside or instead of
-    Retry-After: it is more precise, so it comes first."""
+    """Return the seconds that the vendor asks to wait; None if it does not. Some vendors send Retry-After-Ms beside or
+    instead of Retry-After: it is more precise, so it comes first."""
     milliseconds = headers.get("Retry-After-Ms", "").strip()
     if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 20:
         return int(milliseconds) / 1000
@@ -262,8 +270,9 @@ def multipart(form: Mapping[str, str | FilePart]) -> FormData:
     for name, value in form.items():
         if isinstance(value, str):
             data.add_field(name, value)
-        else:  # as a stream: large bytes would be written in one step
-            data.add_field(name, BytesIO(value.content), filename=value.name, content_type=value.content_type)
+        else:
+            content = Kept(value.content, content_type=value.content_type)
+            data.add_field(name, content, filename=value.name, content_type=value.content_type)
     return data
 
 
@@ -278,8 +287,8 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
 
 
 def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) -> TransientError:
-    """Return the error for a missing answer; `what` names the cause. `deadline`: the one that has passed; None if the
-    connection failed."""
+    """Return the error for a missing answer; `what` names the cause. `deadline`: the deadline that has passed; None if
+    the connection failed."""
     if not sent:
         return NotSentError(storable(f"{subject}: not sent: {what}"))
     if deadline is not None:
@@ -288,13 +297,13 @@ def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) ->
 
 
 def unreadable(subject: str, exc: ValidationError, said: str) -> TransientError:
-    """Return the error for an answer that is not of the model; `said` is its beginning."""
+    """Return the error for an answer that is not valid for the model; `said` is its beginning."""
     why = first_problem(exc, "the answer")
     return TransientError(storable(f"{subject}: {why}: {said}"), code="BAD_ANSWER")
 
 
 def first_problem(exc: ValidationError, whole: str = "it") -> str:
-    """Return where the validation failed first, and why; `whole` names the place if it is the value as a whole."""
+    """Return the first problem of a validation error, with its field; `whole` stands for the value as a whole."""
     first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {problem(first)}"
 

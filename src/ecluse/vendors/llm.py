@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -28,6 +28,10 @@ PING_SECONDS = 15.0
 PATH = "/chat/completions"
 NAME = "answer"  # of the schema; the API requires one
 LONGEST_NAME = 512  # of a call; the API requires ASCII
+# A token of European languages has three to four bytes, of others at least two: an upper bound for what is reserved.
+BYTES_PER_TOKEN = 2
+FRAMING = 200  # tokens that the API adds for roles and schema
+SMALLEST = Decimal("0.000000001")  # of an amount
 # Error codes of the API, each with our code and advice for the operator; {model} is the name of the setting.
 CODES = {
     "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
@@ -62,21 +66,31 @@ class Models(BaseModel):
     """The models that a key may use; nothing of them is used."""
 
 
+class Price(NamedTuple):
+    """Price of a million tokens of input and of output."""
+
+    input: Decimal
+    output: Decimal
+
+
 class Prices(NamedTuple):
-    """Prices per million tokens of input and of output. None: not configured."""
+    """Prices by model, and that of all other models (None: not configured). `output_tokens` are reserved per call."""
 
-    input: Decimal | None = None
-    output: Decimal | None = None
+    models: Mapping[str, Price] = {}
+    other: Price | None = None
+    output_tokens: int = 4_000
 
-    def cost(self, input_tokens: int, output_tokens: int) -> Decimal | None:
-        """Return the price of a call; None if a price is not configured."""
-        if self.input is None or self.output is None:
+    def cost(self, model: str, input_tokens: int, output_tokens: int) -> Decimal | None:
+        """Return the price of a call; None if the model has none."""
+        price = self.models.get(model, self.other)
+        if price is None:
             return None
-        return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
+        total = (input_tokens * price.input + output_tokens * price.output) / 1_000_000
+        return total.quantize(SMALLEST, ROUND_UP)
 
 
 class Completion(NamedTuple, Generic[R]):
-    """A usable answer of the model, with what it cost; `cost` is None if prices or usage are unknown."""
+    """A usable answer of the model, with its tokens and its cost; `cost` is None if prices or usage are unknown."""
 
     answer: R
     model: str  # the one that answered, as the vendor names it
@@ -86,8 +100,8 @@ class Completion(NamedTuple, Generic[R]):
 
 
 class Llm:
-    """Client of the model. Without a key or a model each call raises NOT_CONFIGURED. `names`: of the settings that
-    errors advise to change."""
+    """Client of the language model. Without a key or a model, each call raises NOT_CONFIGURED. `names`: the settings
+    that errors advise to change."""
 
     def __init__(
         self,
@@ -110,6 +124,15 @@ class Llm:
         headers, explained = self._headers(self._model or "any"), partial(explain, names=self._names)
         await self._http.call("GET", "/models", Models, headers=headers, explain=explained, deadline=PING_SECONDS)
 
+    def chosen(self, model: str | None) -> str:
+        """Return the model that is asked if `model` is wanted; empty if none is configured."""
+        return model or self._model or ""
+
+    def most(self, model: str | None, *texts: str) -> Decimal | None:
+        """Return what a call with these texts may cost; None if its model has no price."""
+        tokens = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN + FRAMING
+        return self._prices.cost(self.chosen(model), tokens, self._prices.output_tokens)
+
     async def ask(
         self,
         *,
@@ -123,7 +146,7 @@ class Llm:
         """Ask the model, with a `system` and a `user` message, for an answer of the JSON `schema`. `read` converts the
         parsed JSON, and raises ValueError if it is not of the schema. `name` is sent as the request id by which the
         vendor's support can find this call. `model` replaces the general one."""
-        chosen = model or self._model
+        chosen = self.chosen(model)
         headers = self._headers(chosen)
         wanted = {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}}
         answer = await self._http.call(
@@ -138,8 +161,13 @@ class Llm:
             headers={**headers, "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
             explain=partial(explain, names=self._names),
         )
-        found, usage = self._content(answer, read), answer.usage or Usage()
-        cost = self._prices.cost(usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
+        usage = answer.usage or Usage()
+        cost = self._prices.cost(chosen, usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
+        try:
+            found = self._content(answer, read)
+        except VendorError as error:
+            error.cost = cost  # an answer of no use is paid for, too
+            raise
         return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
 
     def _headers(self, model: str | None) -> dict[str, str]:
@@ -160,7 +188,7 @@ class Llm:
         if why == "content_filter":
             raise PermanentError(f"{subject}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
         if why == "length":
-            raise TransientError(f"{subject}: the answer was cut off at the model's longest", code="TRUNCATED")
+            raise TransientError(f"{subject}: the answer was cut off at the model's length limit", code="TRUNCATED")
         if not (message.content or "").strip():
             raise TransientError(f"{subject} gave an empty answer", code="EMPTY_ANSWER")
         try:
@@ -172,7 +200,8 @@ class Llm:
 
 
 def explain(error: VendorError, answer: bytes, *, names: Names) -> VendorError:
-    """Replace the error of a refusal by one that says what the vendor's code means and what to do."""
+    """Return the error for a refusal: with a code of Ecluse and advice if the vendor's code is known, otherwise with
+    the vendor's text."""
     code, kind, text = detail(answer)
     message = storable(f"llm: {error.status} {code or kind}: {masked(text)}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)

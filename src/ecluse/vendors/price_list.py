@@ -1,7 +1,5 @@
-"""Client of the generic REST price list: list and read articles, write prices, create articles.
-
-A listing has no prices; those are read article by article.
-"""
+"""Client of the generic REST price list: list and read articles, write prices, create articles. A listing has no
+prices; those are read article by article."""
 
 from __future__ import annotations
 

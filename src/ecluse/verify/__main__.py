@@ -1,5 +1,5 @@
-"""``python -m ecluse.verify --database-url DSN [--ledger URL] [--json]``: exit code 0 is clean, 1 is violations (a
-readable list), 2 is that the check was impossible (one line on stderr)."""
+"""Command line of the auditor: ``python -m ecluse.verify --database-url DSN [--ledger URL] [--json]``. Exit code 0:
+clean; 1: violations, which are listed; 2: the audit was not possible, with the reason on stderr."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     dsn: str, ledger_url: str | None, *, as_json: bool, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()
 ) -> int:
-    """Audit a database, print the report (with `as_json` also as JSON) and return the exit code. `more`: as in
-    `audit`."""
+    """Audit a database, print the report (with `as_json` also as JSON) and return the exit code. `more`: invariants of
+    packages, as in `audit`."""
     try:
         report = audit(dsn, ledger_url, more)
     except CannotCheck as error:

@@ -18,7 +18,7 @@ from ecluse.verify.retention import remains
 
 
 class Check(NamedTuple):
-    """The statements that find violations of one invariant, and one that counts what they examine."""
+    """The statements that find violations of one invariant, and the statement that counts the rows they examine."""
 
     invariant: str
     counted: str  # SQL that counts the rows checked
@@ -278,8 +278,8 @@ def _statuses_and_moves(connection: psycopg.Connection[dict[str, Any]], report: 
 
 
 def i_02_status(row: dict[str, Any], report: Report, *, plain: bool) -> None:
-    """Check that a status stands for the run's state; `plain`: the flow has the default statuses, else nothing is
-    known."""
+    """Check that the run's status matches its state. Only possible if the flow has the default statuses (`plain`): the
+    meaning of other statuses is not known here."""
     if plain and row["state"] == "cancelled":
         wrong = row["status"] != ("partial" if row["successful"] else "failed")
     else:

@@ -61,7 +61,7 @@ class Line:
 
 
 class Ledger:
-    """The entries of a ledger, indexed by key and by record; `applied` are those of kind `effect`."""
+    """The entries of a ledger, indexed by key and by record; `applied` has the entries of kind `effect`."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self.lines = list(lines)
@@ -122,7 +122,7 @@ def _line(entry: dict[str, Any]) -> Line:
 
 
 def as_effect_id(key: str | None) -> str | None:
-    """Return the key as a UUID in one spelling, as effects have it; None if it is none."""
+    """Return the key as a UUID in canonical spelling, as ids of effects are stored; None if it is not a UUID."""
     try:
         return None if key is None else str(UUID(key))
     except ValueError:
@@ -148,9 +148,9 @@ def check(
     moved: bool,
     since: float = float("-inf"),
 ) -> None:
-    """Check I-03 to I-06. `ledger` None: only what the tables show. `cut`: the instant of the snapshot, later entries
-    are left out; `moved`: the database's clock was moved, so that instants cannot be compared; `since`: before that
-    instant, intents may have been deleted by retention."""
+    """Check I-03 to I-06. `ledger`: None if only the tables can be checked. `cut`: the instant of the snapshot; later
+    entries are left out of I-05 and I-06. `moved`: the database's clock was moved, so that instants cannot be compared.
+    `since`: before this instant, retention may have deleted intents."""
     report.checked["ledger_effects"] = len(ledger.applied) if ledger is not None else 0
     if ledger is None:
         report.notes.append("no ledger given: I-03, I-06 and I-14 were not checked, I-04 and I-05 only by the tables")
@@ -175,9 +175,9 @@ def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violatio
 
 
 def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report) -> None:
-    """Check that a keyed write (C1) is applied once, and that an absolute write (C2) changes its record once. If a
-    third party restored the exact former value and we therefore wrote again, the program could not have noticed:
-    excused."""
+    """Check that a keyed write (C1) is applied once, and that an absolute write (C2) changes its record once. Excused
+    is a repeated write after a third party had restored the exact former value, because the program cannot notice
+    that."""
     applied = ledger.applied_with(str(effect["id"]))
     if effect["class"] == "C1":
         if len(applied) > 1:

@@ -54,14 +54,14 @@ def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledg
 
 
 def _ours(line: Line) -> bool:
-    """Return True if the call is ours: calls that name a client, or have a key that is no effect id, are a third
-    party's."""
+    """Return True if the call is ours. A call that names a client, or has a key that is not the id of an effect, is a
+    third party's."""
     return line.client is None and (line.key is None or as_effect_id(line.key) is not None)
 
 
 def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> Iterable[Violation]:
-    """Check the rate by a leaky bucket at the lane's rate: it overflows exactly if some window holds too many calls.
-    Returns the first violation."""
+    """Check that the calls keep the rate, by a leaky bucket: it overflows exactly if some window holds too many calls.
+    Return the first violation."""
     level, first = 0.0, 0  # index of the first call of the window
     for n, line in enumerate(calls):
         level = max(0.0, level - (line.at - calls[n - 1].at) * rate) if n else 0.0
@@ -78,8 +78,9 @@ def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> It
 
 
 def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> Iterable[Violation]:
-    """Check that no call arrived during a `Retry-After`, except right after it, or when a replica may have died before
-    it stored the answer (`ends`)."""
+    """Check that no call arrived during a `Retry-After`. Calls within UNDER_WAY of the answer that asked for it are
+    allowed; it is not checked if a replica ended around then (`ends`), which may have died before it stored the
+    answer."""
     found, instants = [], [line.at for line in calls]
     for asked in calls:
         if asked.done_at is None or not asked.retry_after or asked.retry_after > LONGEST_RETRY_AFTER:

@@ -25,7 +25,8 @@ class About(NamedTuple):
 
 @dataclass
 class Violation:
-    """One finding: which invariant, of what, and how it is violated; `story` are lines that show how it came about."""
+    """One finding: the violated invariant, the subject (such as a run), and a message that says what is wrong; `story`
+    has lines that show how it came about."""
 
     invariant: str
     subject: str
@@ -39,7 +40,7 @@ class Violation:
 
 @dataclass
 class Report:
-    """The result of an audit. `checked` counts what was examined, in all and per invariant: a check that examined
+    """The result of an audit. `checked` counts the examined rows, in total and per invariant: a check that examined
     nothing proves nothing."""
 
     violations: list[Violation] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Report:
 
     @property
     def shown(self) -> list[Violation]:
-        """The violations that are listed: the first of each invariant."""
+        """The violations that are listed: the first few (SHOWN) of each invariant."""
         return [violation for found in self.by_invariant.values() for violation in found[:SHOWN]]
 
     def text(self) -> str:

@@ -9,12 +9,12 @@ import psycopg
 
 
 def before(kind: str) -> str:
-    """Return an SQL expression: the instant before which rows of this kind may have been deleted."""
+    """Return an SQL expression for the instant before which retention may have deleted rows of this kind."""
     return f"coalesce((SELECT before FROM pruned WHERE kind = '{kind}'), '-infinity')"  # noqa: S608 - our own words
 
 
 def remains(run_id: str) -> str:
-    """Return an SQL condition: the rows of this run are not being deleted."""
+    """Return an SQL condition that is true if the rows of this run are not being deleted."""
     return f"NOT EXISTS (SELECT 1 FROM pruning p WHERE p.run_id = {run_id})"  # noqa: S608 - our own words
 
 

@@ -1,8 +1,8 @@
 """I-08, due times: every fired slot has one run, under the event key computed from the slot, and every such run has a
 fired slot.
 
-The tables alone do not show at which instants a schedule is due (the tests ask an oracle), but they do show what was
-decided for each slot.
+The tables do not show at which instants a schedule is due (tests check that against another implementation), but they
+show the decision for each slot.
 """
 
 from __future__ import annotations

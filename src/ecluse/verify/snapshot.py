@@ -18,6 +18,7 @@ from ecluse.verify import database, leases, ledger, outbox, rates, stuck
 from ecluse.verify.report import Report
 from ecluse.verify.retention import runs_before
 from ecluse.verify.schedules import I_08_DUE_TIMES
+from ecluse.verify.spend import I_22_MONEY
 from ecluse.verify.story import explain
 
 
@@ -69,6 +70,7 @@ def _look(
     assert clock is not None  # noqa: S101 - the migration put the row there
     database.check(connection, report)
     database.run(connection, I_08_DUE_TIMES, report)
+    database.run(connection, I_22_MONEY, report)
     stuck.check(connection, report)
     database.run(connection, outbox.I_09_OUTBOX, report)
     database.run(connection, leases.I_10_LEASES, report)

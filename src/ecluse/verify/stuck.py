@@ -159,8 +159,7 @@ I_19_NOTHING_STUCK = Check(
 
 
 def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
-    """Run the check of this module; without a live replica, which could take up work, note that nothing is reported as
-    stuck."""
+    """Run the check of this module. Without a live replica nothing is reported as stuck, and the report notes that."""
     if not connection.execute(f"{CARE} SELECT since FROM care").fetchall():  # noqa: S608 - the fragment above
         report.notes.append("no live replica: open work is not reported as stuck")
     database.run(connection, I_19_NOTHING_STUCK, report)

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, FastAPI
 
-from ecluse.web import audits, connections, entrance, forms, lanes, reference, runs, schedules, targets
+from ecluse.web import audits, confirm, connections, entrance, forms, lanes, reference, runs, schedules, targets
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, targets, schedules, lanes, connections, audits, forms, reference, entrance)
+PARTS = (runs, targets, schedules, lanes, connections, audits, forms, reference, confirm, entrance)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
-    """Add the pages, those of other packages before the last part."""
+    """Add the routes of the pages to the application. `others`: routes of other packages, added before them, because
+    the last page matches every remaining path."""
     app.state.page_pace = Pace()
     for routes in (*others, *(part.routes for part in PARTS)):
         app.router.routes += routes.routes

@@ -1,4 +1,4 @@
-"""What pages let people do: for each operation that has a form, its button, the sentence that asks for a confirmation
+"""Actions that pages offer: for each operation that has a form, its button, the sentence that asks for a confirmation
 and the one that is shown once it is done. A button is offered only to callers whose role may press it."""
 
 from __future__ import annotations
@@ -151,8 +151,9 @@ ACTIONS = {
 
 
 def buttons(request: Request, *wanted: tuple[str, Mapping[str, Any]], back: str = "", **given: Any) -> list[Button]:
-    """Return the buttons for those of these operations that exist here and that the caller may do. `wanted`: the name
-    of an operation, and the parameters of its path; `given`: what its form begins with."""
+    """Return the buttons of the wanted operations, without those that this server does not have or the caller may not
+    do. `wanted`: the name of an operation, and the parameters of its path; `back`: the page to return to; `given`:
+    initial values of its form."""
     declared: Mapping[str, Declared] = request.app.state.operations
     return [
         Button(ACTIONS[name].label, address(declared[name].path, name, values, back, given), ACTIONS[name].grave)
@@ -173,7 +174,8 @@ def parameters(path: str) -> Sequence[str]:
 
 
 def keep_said(answer: Response, name: str, values: Mapping[str, Any], follows: str) -> None:
-    """Remember in a cookie what was done. It has the name of the operation and values for its sentence, no text."""
+    """Store in a cookie that an operation was done, for the next page: the operation's name and the values for its
+    sentence, not the sentence itself."""
     wanted = {one: values[one] for one in PARAMETER.findall(ACTIONS[name].done) if one in values}
     if follows and follows in values:
         wanted["run"] = values[follows]
@@ -182,7 +184,7 @@ def keep_said(answer: Response, name: str, values: Mapping[str, Any], follows: s
 
 
 def said(request: Request) -> Said | None:
-    """Return what was done just now, for the page that is shown next."""
+    """Return the message about the operation that was done just now, from the cookie; None if there is none."""
     kept = dict(parse_qsl(request.cookies.get(DONE, "")))
     if (action := ACTIONS.get(kept.get("did", ""))) is None:
         return None
@@ -192,7 +194,8 @@ def said(request: Request) -> Said | None:
 
 
 def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return the heading of a form: what is done, and with what, by its name if it has one."""
+    """Return the heading of a form: the label of the action, and the kind and name of its record (its id, if it has no
+    name)."""
     which = record.get("name") or " ".join(values.values())
     return " ".join(one for one in (action.label, action.what, which) if one)
 

@@ -1,4 +1,4 @@
-"""What can be done about a failure, by its code: a sentence for the person who reads it."""
+"""Advice per error code of a failed target: one sentence for people that says whether a redrive can help."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAY = "audits.read"
 
 
 class Wanted(BaseModel):
-    """Which audits the page lists."""
+    """Filters and offset of the list of audits."""
 
     fiche_id: Filter = None
     status: Status | None = None

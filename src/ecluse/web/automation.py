@@ -1,18 +1,15 @@
-"""The selection and the stages of an automation schedule, in words for its page: its runs have no input that would show
+"""The selection and the stages of an automation schedule, in words for its page: the input of its runs does not show
 them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from psycopg.rows import dict_row
+from typing import NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_one, fetch_value
 from ecluse.flows.audits.configs import Resolved, resolve_configs
 from ecluse.web.render import number
-
-Row = dict[str, Any]
 
 NAMED = 20  # groupes and configs listed by name, at most
 # Counts the fiche ids instead of reading them: there may be fifty thousand.
@@ -44,10 +41,8 @@ class Plan(NamedTuple):
 
 
 async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan | None:
-    """Return the plan of a schedule; None if it has no automation settings."""
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(PLAN, (schedule_id, tenant))
-        row = await cursor.fetchone()
+    """Return the plan of an automation schedule in words; None if there is no such schedule, or it was deleted."""
+    row = await fetch_one(connection, dict, PLAN, (schedule_id, tenant))
     if row is None:
         return None
     found = await resolve_configs(connection, tenant, row["specific_audit_configs"], row["use_automatic_audits"])
@@ -55,9 +50,9 @@ async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan
 
 
 async def budget_warning(connection: Connection, run_id: int) -> str | None:
-    """Return the warning that the time limit of the run does not suffice, as stored when its stage began."""
-    row = await (await connection.execute(BUDGET, (run_id,))).fetchone()
-    return row[0] if row else None
+    """Return the warning that the time limit of the run is too short, as its story stored it; None if there is none."""
+    warning: str | None = await fetch_value(connection, BUDGET, (run_id,))
+    return warning
 
 
 def selection_in_words(row: Row) -> list[Fact]:

@@ -13,13 +13,13 @@ from urllib.parse import quote, urlsplit
 import psycopg
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ecluse.access import door
 from ecluse.access.door import PERMISSION
-from ecluse.access.envelope import Refused, status_of
+from ecluse.access.envelope import Refused, note_refusal, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable
@@ -31,7 +31,6 @@ LOGIN = "/ui/login"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
 
@@ -45,9 +44,10 @@ class Page(APIRoute):
             try:
                 refuse_other_sites(request)
                 if permission is not None:
-                    request.state.caller = await admitted(request, permission)
+                    door.charge(request, await admitted(request, permission))
                 answer = await handle(request)
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
+                note_refusal(request, error)
                 answer = _instead(request, error)
             answer.headers.update(HEADERS)
             return answer
@@ -64,15 +64,14 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 def refuse_other_sites(request: Request) -> None:
     """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
-    from in Sec-Fetch-Site, which no script can set; without it (plain http, old browsers) in Origin. A request with
-    neither is no browser's."""
+    from in Sec-Fetch-Site, which no script can set, and in Origin; over plain http in Origin alone. A request with
+    neither is no browser's. A proxy must pass the header Host on."""
     if request.method in ("GET", "HEAD"):
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site is not None:
-        ours = site in ("same-origin", "none")
-    else:
-        ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    ours = site in (None, "same-origin", "none")
+    if origin is not None:
+        ours = ours and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     if not ours:
         raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
 
@@ -87,6 +86,9 @@ def _instead(request: Request, error: Exception) -> Response:
         case EcluseError() if (status := status_of(error)) is not None:
             if status == 401:
                 return _ask_for_a_key(request)
+            if status == 429:  # not a page: what is refused because it is too much must cost little
+                headers = error.headers if isinstance(error, Refused) else {"Retry-After": "1"}
+                return PlainTextResponse(error.message, status, headers)
             return render.trouble(request, status, error.message)
         case HTTPException():
             return render.trouble(request, error.status_code, str(error.detail))

@@ -11,9 +11,11 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
 
 from ecluse.access import door
-from ecluse.access.envelope import Refused
+from ecluse.access.changes import change
+from ecluse.access.envelope import Refused, note_refusal
 from ecluse.base.errors import NotFound
 from ecluse.web import render
 from ecluse.web.door import COOKIE, LOGIN, Page, admitted, inside
@@ -42,20 +44,33 @@ async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002
 
 @routes.post(LOGIN)
 async def log_in(request: Request) -> Response:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != door.FORM:
+        raise HTTPException(415, f"Send the form as {door.FORM}.")  # multipart has charsets that cannot be stored
     form = await request.form()
     key, wanted = str(form.get("key", "")).strip(), inside(str(form.get("next", "")), HOME)
     try:
         await door.admit(request, key, "runs.read")
     except Refused as refused:
+        note_refusal(request, refused)
         return render.page(request, "login.html", refused.status, next=wanted, problem=refused.message)
+    async with change(request, "page.log-in", _from(request)):
+        pass  # it is the record that is stored
     answer = RedirectResponse(wanted, 303)
     secure = request.url.scheme == "https"
     answer.set_cookie(COOKIE, key, path="/ui", httponly=True, samesite="strict", secure=secure)
     return answer
 
 
+def _from(request: Request) -> str:
+    return f"address:{request.client.host if request.client else 'unknown'}"
+
+
 @routes.post("/ui/logout")
-async def log_out() -> Response:
+async def log_out(request: Request) -> Response:
+    with suppress(Refused):  # an invalid key is logged out, too
+        await admitted(request, "runs.read")
+        async with change(request, "page.log-out", _from(request)):
+            pass  # as above
     answer = RedirectResponse(LOGIN, 303)
     answer.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
     return answer
@@ -77,5 +92,5 @@ async def send_file(request: Request, version: str, name: str) -> Response:
 @routes.get("/ui/{rest:path}")
 async def show_nothing(request: Request) -> Response:
     with suppress(Refused):
-        request.state.caller = await admitted(request, "runs.read")
+        await admitted(request, "runs.read")
     raise NotFound("There is no such page.")

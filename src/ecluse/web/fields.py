@@ -1,6 +1,6 @@
-"""Fields of a form, made from the JSON schema of a model: their names, how they are entered, and the value that an
-entered text stands for. Names are those of the model, in snake_case; `selection.days` is a field of a nested model,
-`steps.0.name` one of the first row of a list of models."""
+"""Fields of a form, made from the JSON schema of a model: their names, how they are entered, and the conversion between
+values and entered texts. Names are those of the model, in snake_case; `selection.days` is a field of a nested model,
+`steps.0.name` a field of the first row of a list of models."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Field:
 
 
 def fields_of(model: type[BaseModel], current: Mapping[str, Any] | None, given: Texts) -> list[Field]:
-    """Return the fields of a model; a list of models has the rows that `current` or `given` fill, and a spare one. The
-    name comes first."""
+    """Return the fields of a model, the field `name` first. A list of models has a row for each entry of `current` or
+    `given`, and spare rows."""
     schema = model.model_json_schema()
     found = _fields(schema, schema.get("$defs", {}), current or {}, given, "")
     return sorted(found, key=lambda field: field.name != "name")
@@ -86,7 +86,7 @@ def _field(schema: Schema, known: Schema, current: Any, given: Texts, name: str,
 
 
 def _plain(schema: Schema, known: Schema) -> tuple[Schema, bool]:
-    """Return the schema without references and without null, and whether it may be null."""
+    """Return the schema with references resolved and without the alternative null, and whether it may be null."""
     nullable = False
     while "$ref" in schema or "anyOf" in schema or "allOf" in schema:
         outer = {name: value for name, value in schema.items() if name not in ("$ref", "anyOf", "allOf")}
@@ -123,7 +123,7 @@ def _kind(schema: Schema) -> str:
 
 
 def texts_of(fields: Sequence[Field], current: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the texts that a form begins with: the current values, or the defaults of a new record."""
+    """Return the initial texts of a form by field: the current values, or the defaults of a new record."""
     found: dict[str, str] = {}
     for field in fields:
         value = None if current is None else current.get(_last(field.name))
@@ -151,8 +151,8 @@ def _text(field: Field, value: Any) -> str:
 
 
 def values_of(fields: Sequence[Field], given: Texts, current: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the values that were entered. A field that was left empty is left out, or, if the record has a value
-    there, cleared."""
+    """Return the entered values by field. A field left empty is omitted or, if the record has a value there,
+    cleared."""
     found: dict[str, Any] = {}
     for field in fields:
         name, before = _last(field.name), None if current is None else current.get(_last(field.name))
@@ -180,12 +180,13 @@ def _empty(field: Field) -> Any:
 
 
 def changes(entered: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values that differ from the record's."""
+    """Return the entered values that differ from the current ones of the record."""
     return {name: value for name, value in entered.items() if _bare(value) != _bare(current.get(name))}
 
 
 def _value(field: Field, text: str) -> Any:
-    """Return the value of a text; the text itself if it is none, which the model then refuses."""
+    """Convert an entered text to the value of its field; an invalid text is returned as it is, and the model refuses
+    it."""
     match field.kind:
         case "number":
             return _number(text)
@@ -211,7 +212,7 @@ def _number(text: str) -> Any:
 
 
 def _bare(value: Any) -> Any:
-    """Return a value without the fields that hold nothing, so that what is not given equals what is not there."""
+    """Return the value without its empty fields, so that an empty field equals a missing one."""
     match value:
         case Mapping():
             return {name: _bare(one) for name, one in value.items() if one not in (None, "", [], {})} or None

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.insight import run_queries
 from ecluse.insight.redrive_chains import redrives_of, standing
 from ecluse.insight.stalls import Stall, stalls
 
-Row = run_queries.Row
 WORK = {"done": "done", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
 WORK |= {"unfinished": "unfinished"}  # at the end of the run
 NOT_FINISHED = ("in flight", "unfinished", "cancelled")
@@ -27,7 +27,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A progress bar: of `total`, so many of each kind; the remainder is still to be done."""
+    """A progress bar: the total, and the parts of it by kind (done, failed, in flight, …); the remainder is still to be
+    done."""
 
     total: int
     parts: Sequence[Part]
@@ -79,8 +80,8 @@ FOLDED = 10  # redrives shown under their run, at most: the newest
 
 @dataclass(frozen=True)
 class Table:
-    """Runs with what a page shows beside them. If redrives are folded, the latest of each run follow it in `runs`, and
-    the last one has in `more` how many are not shown."""
+    """Runs with their progress, schedules and stalls, as a page shows them. If redrives are folded, the latest redrives
+    of each run follow it in `runs`, and the last of them has in `more` the number of redrives not shown."""
 
     runs: Sequence[Row]
     progress: Mapping[int, tuple[str, Bar] | None]
@@ -109,13 +110,13 @@ async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> li
 
 
 async def stands(connection: Connection, rows: Sequence[Row]) -> dict[int, Row]:
-    """Return the current standing of the targets of those runs that were redriven."""
+    """Return the current result of the targets, redrives included, for those of the runs that were redriven; by run
+    id."""
     return await standing(connection, list(await redrives_of(connection, [run["id"] for run in rows])))
 
 
 async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Table:
-    """Add to the runs what is not in their rows: the progress of open runs, which of them are stalled, and their
-    schedules."""
+    """Complete the runs to a table: add the progress of each, which open runs are stalled, and their schedules."""
     open_ = [run["id"] for run in rows if run["ended_at"] is None]
     stages = await run_queries.stages_of(connection, open_)
     schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}

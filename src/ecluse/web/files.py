@@ -1,5 +1,5 @@
-"""Scripts, styles and the icon: few, kept in memory as they are sent. Their address contains a digest of all of them,
-so that browsers may cache them for ever."""
+"""Static files (scripts, styles, the icon), kept in memory. Their address contains a digest of all of them, so that
+browsers may cache them for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class File:
 
     @cached_property
     def gzipped(self) -> bytes:
-        """The compressed content: made when it is first asked for, as the largest file takes a tenth of a second."""
+        """The compressed content, made on first use: the largest file takes a tenth of a second."""
         return gzip.compress(self.plain, mtime=0)
 
 

@@ -1,5 +1,5 @@
-"""Forms: every operation that a page offers is done through its form, made from what the operation declares. The
-operation does what it does over HTTP, in one transaction with its row in the audit trail; the form adds the preview,
+"""Forms: every operation that a page offers is done through its form, which is made from the operation's declaration.
+The operation does the same as over HTTP, in one transaction with its row in the audit trail; the form adds the preview,
 a token that makes a double submit act once, and a digest of the record that it showed."""
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 
 @dataclass(frozen=True)
 class Asked:
-    """An operation asked for: its declaration, the values of its path, and where to go afterwards."""
+    """An operation that a form is shown for: its declaration, the values of its path, the record that it is about, its
+    preview, and the page to return to."""
 
     name: str
     declared: Declared
@@ -55,7 +56,7 @@ class Asked:
 
     @property
     def digest(self) -> str:
-        """Of those values of the record that the form shows."""
+        """Digest of the values of the record that the form shows; empty if it shows none."""
         if self.current is None or self.declared.body is None:
             return ""
         shown = {name: self.current.get(name) for name in sorted(self.declared.body.model_fields)}
@@ -110,7 +111,8 @@ def _done(
     given: Mapping[str, str],
     answer: Response,
 ) -> Response:
-    """Return the answer to a form that was done: the page that it was opened from, which says so."""
+    """Return the answer to a form that was done: a redirect to the page it was opened from, which shows a message, or
+    the page with a new secret."""
     found, action = json.loads(bytes(answer.body)), ACTIONS[name]
     leads = action.home if action.leaves else inside(given.get(BACK, ""), action.home)
     made = {**found, **(found.get("once") or {})}
@@ -122,7 +124,8 @@ def _done(
 
 
 def _chosen(request: Request, name: str) -> str:
-    """Return the address of the form, if the query has the parameters of its path: a record chosen from a list."""
+    """Return the address of the form if the query has the parameters of its path (a record chosen from a list), else an
+    empty text."""
     declared, given = request.app.state.operations.get(name), request.query_params
     names = actions.parameters(declared.path) if declared else ()
     if not names or any(one not in given for one in names):
@@ -131,11 +134,12 @@ def _chosen(request: Request, name: str) -> str:
 
 
 async def _operation(request: Request, name: str, place: str) -> tuple[Declared, dict[str, str]]:
-    """Return the operation, which the caller may do, and the values of its path."""
+    """Return the operation with this name and the values of its path. Raise NotFound if it has no form, Refused if the
+    caller may not do it."""
     declared: Declared | None = request.app.state.operations.get(name)
     if declared is None or name not in ACTIONS:
         raise NotFound("There is no such form.")
-    request.state.caller = await admitted(request, declared.permission)
+    await admitted(request, declared.permission)
     names = actions.parameters(declared.path)
     parts = [place] if len(names) == 1 else place.split("/") if place else []
     if len(parts) != len(names):
@@ -177,7 +181,8 @@ async def _read(
     values: Mapping[str, str],
     chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Return what a declared read answers to the caller, with these parameters; None if there is no such read."""
+    """Call the declared read that `wanted` matches, as the caller, and return its answer; None if there is no such
+    read."""
     if (route := _route(request, wanted)) is None:
         return None
     named = {name: values[name] for name in actions.parameters(route.path)}
@@ -191,7 +196,7 @@ def _parameters(route: APIRoute | None) -> set[str]:
 
 
 async def _was_done(request: Request, given: Mapping[str, str]) -> bool:
-    """Return whether this very form was submitted before: then the first answer is given again."""
+    """Return whether the form with this token was submitted and done before: then the first answer is given again."""
     used = caller_of(request).tenant, _key(given)
     return bool(await reads_of(request)(lambda connection: fetch_value(connection, USED, used)))
 
@@ -214,7 +219,8 @@ def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
 
 
 def _body(asked: Asked, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of the operation; of a record that is edited, only what differs."""
+    """Return the operation's body from the entered texts, as keyword arguments; if a record is edited, only with the
+    fields that differ."""
     model = asked.declared.body
     if model is None:
         return {}
@@ -225,7 +231,7 @@ def _body(asked: Asked, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _at_fields(error: ValidationError) -> dict[str, str]:
-    """Return the problems by the names of their fields."""
+    """Return the problems of a validation error, by field name."""
     found: dict[str, str] = {}
     for one in error.errors():
         name = ".".join(to_snake(part) if isinstance(part, str) else str(part) for part in one["loc"])
@@ -234,7 +240,8 @@ def _at_fields(error: ValidationError) -> dict[str, str]:
 
 
 def _at_field(asked: Asked, message: str) -> dict[str, str]:
-    """Return the problem at its field, if the message begins with the name of one (`name: …`)."""
+    """Return the message as a problem of the field whose name it begins with (`name: …`), else of the form as a whole
+    (the empty name)."""
     name, colon, rest = message.partition(": ")
     known = asked.declared.body.model_fields if asked.declared.body else {}
     return {name: rest} if colon and name.partition(".")[0] in known else {"": message}
@@ -270,7 +277,7 @@ def _form(
 
 
 def _names(fields: Sequence[Field], kind: str = "") -> list[str]:
-    """Return the names of the fields, at any depth; only of those of one kind, if it is given."""
+    """Return the names of the fields at any depth; if `kind` is given, only of fields of that kind."""
     found: list[str] = []
     for one in fields:
         found += [one.name] if kind in ("", one.kind) else []

@@ -1,4 +1,4 @@
-"""Page of the lanes to the vendors: their load, and what stops them."""
+"""Page of the lanes: their load, caps, holds and pauses."""
 
 from __future__ import annotations
 

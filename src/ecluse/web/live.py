@@ -17,8 +17,10 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
+from ecluse.access.limits import refused
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.shares import Busy
 from ecluse.realtime.channels import WHOLE_TENANT
 from ecluse.realtime.hub import Listener, Message
 from ecluse.realtime.room import Realtime
@@ -35,17 +37,17 @@ TITLE = "title"
 
 
 class Pace(NamedTuple):
-    """Seconds between two renderings: at least; while a run is open; while none is (proxies close a silent
-    connection)."""
+    """Seconds between two renderings of a page: `least` at least, `tick` while a run is open, `quiet` while none is
+    (proxies close a silent connection)."""
 
     least: float = 1.0
     tick: float = 2.0
-    quiet: float = 15.0
+    quiet: float = 10.0
 
 
 class Page(NamedTuple):
-    """A template and the names of its blocks that are regions, in the order in which they are shown; without names the
-    whole template is one region. The block `title` is the title of the document."""
+    """A page that updates itself: a template and the names of the blocks that are its regions, in display order;
+    without names the whole template is one region. The block `title` is the title of the document."""
 
     template: str
     names: Sequence[str] = ()
@@ -66,7 +68,8 @@ def stream(
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: try again.")
     if realtime.pusher.full(tenant, "sse"):
-        raise Refused(429, "TOO_MANY_CONNECTIONS", "This tenant has too many open streams.")
+        raise refused("TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10)
+    closed = request.app.state.limits.open_stream(request.state.caller)
 
     async def sent() -> AsyncGenerator[bytes]:
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:
@@ -74,16 +77,17 @@ def stream(
             try:
                 async for part in _renderings(request, permission, page, look, concerns, listener):
                     yield part
-            except Refused:
-                yield _event(render.fragment(request, "logged_out.html")) + END
+            except Busy:  # the tenant's readers are in use, by its other pages perhaps: this one reconnects
+                return
+            except Refused as refused:
+                yield _event(render.fragment(request, "logged_out.html", why=refused.message)) + END
             except (EcluseError, psycopg.Error) as error:  # the stream ends, and the page reconnects
                 if not (is_unavailable(error) or (isinstance(error, EcluseError) and status_of(error) is not None)):
                     raise
-                log.warning("live update failed, the page reconnects", error=one_line(error))
+                log.warning("pages: live update failed, the page reconnects", error=one_line(error))
 
-    return EventStream(
-        sent(), realtime.limits.send_within, squeeze="gzip" in request.headers.get("accept-encoding", "")
-    )
+    squeeze = "gzip" in request.headers.get("accept-encoding", "")
+    return EventStream(sent(), realtime.limits.send_within, squeeze=squeeze, closed=closed)
 
 
 async def _renderings(
@@ -98,7 +102,7 @@ async def _renderings(
     sent: dict[str, Markup] = {}
     spoke_at = time.monotonic()
     while listener.leave is None:
-        request.state.caller = await admitted(request, permission)
+        await admitted(request, permission)
         shown = await look()
         at, regions = time.monotonic(), page.regions(request, streamed=True, **shown)
         changed = {name: html for name, html in regions.items() if sent.get(name) != html}
@@ -138,8 +142,8 @@ def _swaps(changed: dict[str, Markup]) -> str:
 
 
 def said(message: Message, name: str) -> str | None:
-    """Return the field of the payload as text; None if it has none. (External publishers may send payloads that are not
-    objects.)"""
+    """Return the field of the message's payload as text; None if there is no such field, or the payload is not an
+    object (external publishers may send such)."""
     value = message.payload.get(name) if isinstance(message.payload, dict) else None
     return None if value is None else str(value)
 

@@ -1,5 +1,5 @@
-"""The reference for programmers, without a key as the OpenAPI document: `/docs`, where operations can be tried out, and
-`/docs/errors`, every error code."""
+"""Reference pages for programmers, served without a key like the OpenAPI document: `/docs`, where operations can be
+tried out, and `/docs/errors`, with every error code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Templates, and the formatting of numbers and times in them. Everything is escaped; all Markup is made in this
-file."""
+"""Rendering of templates, and the formatting of numbers and times in them. All text is escaped; Markup is created in
+this file only."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def fragment(request: Request, template: str, *, streamed: bool = True, **context: Any) -> str:
-    """Render a template. `streamed`: as an update of a page that is already shown."""
+    """Render a template to text. `streamed`: for an update of a page that is already shown."""
     return TEMPLATES.get_template(template).render(**_known(request, streamed), **context)
 
 
 def regions(request: Request, template: str, names: Sequence[str], *, streamed: bool, **context: Any) -> Regions:
-    """Render the blocks of a template by name, in this order; without names, the whole template as one region."""
+    """Render the blocks of a template by name, in this order; without names, render the whole template as one
+    region."""
     if not names:
         return {WHOLE: Markup(fragment(request, template, streamed=streamed, **context))}  # noqa: S704 - escaped there
     found = TEMPLATES.get_template(template)
@@ -114,7 +115,8 @@ def words(name: str) -> str:
 
 
 def plain(value: Any) -> Markup | str:
-    """Format a value of a JSON answer."""
+    """Format a value of a JSON answer for a page: instants as times, numbers with separators, objects and lists as one
+    line."""
     match value:
         case None:
             return NONE
@@ -132,7 +134,7 @@ def plain(value: Any) -> Markup | str:
 
 
 def with_code(text: str) -> Markup:
-    """Return a text whose words in backticks are shown as code."""
+    """Return the text as markup, with the parts in backticks as code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(text.split("`"))
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, kit_of, number, reads_of
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine import State, list_schedules
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.insight import run_queries
@@ -40,7 +41,7 @@ Day = Annotated[date | None, BeforeValidator(lambda given: given or None)]
 
 
 class Wanted(BaseModel):
-    """Which runs the list shows: the query parameters of the filter form and of links to it."""
+    """Filters of the list of runs: the query parameters of the filter form and of links to it."""
 
     flow: Filter = None
     state: Filter = None
@@ -54,7 +55,7 @@ class Wanted(BaseModel):
 
 
 class Part(BaseModel):
-    """Which outcomes and which log lines the page of one run shows."""
+    """Query parameters of the page of one run: filters of its outcomes, and offsets of outcomes and log."""
 
     outcome: Filter = None
     why: Filter = None
@@ -96,7 +97,8 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 
 @routes.get("/ui/runs/{run_id}/outcomes.csv", openapi_extra=needs(MAY))
 async def send_outcomes(request: Request, run_id: str) -> Response:
-    """Send the file of the API: its own address does not get the cookie."""
+    """Send the outcomes of a run as the API's CSV file. It has an address of its own below /ui, because the API's does
+    not get the cookie."""
     (route,) = [one for one in request.app.router.routes if getattr(one, "path", "") == OUTCOMES_FILE]
     answer: Response = await route.endpoint(request=request, run_id=run_id)
     return answer
@@ -116,7 +118,7 @@ async def follow_run(request: Request, run_id: str, part: PartOfRun) -> Response
 
 
 def _midnight(day: date | None, later: int = 0) -> datetime | None:
-    """Return the instant at which the day begins, in UTC, or the one that is so many days later."""
+    """Return the start of the day in UTC, plus `later` days; None if no day is given."""
     return None if day is None else datetime.combine(day, time(), UTC) + timedelta(days=later)
 
 
@@ -126,7 +128,7 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
     # A filter by state or target shows every such run, redrives included.
     fold = not (wanted.all or wanted.state or wanted.target)
 
-    async def ask(connection: Connection) -> tuple[bool, Table, run_queries.Row | None]:
+    async def ask(connection: Connection) -> tuple[bool, Table, Row | None]:
         rows = await run_queries.list_runs(
             connection,
             tenant=tenant,
@@ -207,8 +209,8 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     return {**shown, **said, "part": part, "sizes": sizes, "bars": bars, "busy": not ended, "over": ended}
 
 
-def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
-    """Return what can be done with a run in its present state."""
+def _buttons(request: Request, run: Row) -> list[Button]:
+    """Return the buttons for a run in its present state: end it, or redrive or start it again."""
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
         return buttons(request, ("end_run", one), back=back)
@@ -223,8 +225,8 @@ def _buttons(request: Request, run: run_queries.Row) -> list[Button]:
     return found + buttons(request, ("start_run", {}), back=back, **given)
 
 
-def _redrive(request: Request, run: run_queries.Row, **choice: str | None) -> list[Button]:
-    """Return the button to redrive failed targets of an ended run, with this choice of them."""
+def _redrive(request: Request, run: Row, **choice: str | None) -> list[Button]:
+    """Return the button that redrives an ended run, with this choice of targets; empty if it cannot be redriven."""
     flow = kit_of(request).by_name.get(run["flow"])
     if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:
         return []

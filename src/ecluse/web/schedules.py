@@ -1,4 +1,4 @@
-"""Pages of schedules: the next due instants, the selection, the latest slots and the latest runs of each."""
+"""Pages of schedules: the list, and one schedule with its next due instants, plan and latest runs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def _often(request: Request, row: Row, back: str) -> list[Button]:
 
 
 def _all(request: Request, row: Row) -> list[Button]:
-    """Return what can be done with a schedule; one of automation has settings of its own."""
+    """Return the buttons for a schedule on its own page. A schedule of automation is changed by an operation of its
+    own."""
     one, back = {"schedule_id": row["id"]}, f"{HOME}/{row['id']}"
     change = "change_automation_schedule" if row["flow"] == AUTOMATION else "change_schedule"
     return _often(request, row, back) + buttons(request, (change, one), ("delete_schedule", one), back=back)

@@ -1,4 +1,4 @@
-"""How a run stands, for the top of its page: in one sentence, whether it makes progress, and its time limit."""
+"""The state of a run for the top of its page: one sentence, whether it makes progress, and its time limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ecluse.db.connect import Connection
-from ecluse.insight.run_queries import Row
+from ecluse.db.query import Row, fetch_value
 from ecluse.insight.stalls import is_quiet
 from ecluse.insight.waiting import RunWaits
 from ecluse.web.figures import Bar
@@ -16,7 +16,7 @@ ENOUGH = 5  # units that are done before their pace predicts the rest
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of an open run. `why`: what it waits for. `ends_by`: when its last call starts, at the earliest."""
+    """The state of an open run. `why`: what it waits for. `ends_by`: the expected start of its last call."""
 
     why: str
     stuck: bool  # the run makes no progress
@@ -64,7 +64,7 @@ def _at_this_pace(stage: Row, now: datetime) -> datetime | None:
 
 
 def sentence(run: Row, progress: tuple[str, Bar] | None, stuck: bool) -> str:
-    """Say in one sentence how the run stands."""
+    """Describe the state of a run in one sentence: its progress if it is open, else its result."""
     if run["ended_at"] is None:
         if progress is None:
             return "Waits to be taken up." if run["state"] == "queued" else "Runs; no stage has begun yet."
@@ -87,7 +87,7 @@ def sentence(run: Row, progress: tuple[str, Bar] | None, stuck: bool) -> str:
 
 
 def title(run: Row, name: str, progress: tuple[str, Bar] | None) -> str:
-    """Return the title of the document: what a tab should say first."""
+    """Return the title of the document, with the progress or the result first, so that a browser tab shows it."""
     if run["ended_at"] is None:
         return f"{progress[1].percent if progress else 0} % · {name}"
     failed = run["failed"] - run["cancelled"]
@@ -96,5 +96,4 @@ def title(run: Row, name: str, progress: tuple[str, Bar] | None) -> str:
 
 
 async def _is_stopped(connection: Connection, run_id: int, stage: str) -> bool:
-    row = await (await connection.execute("SELECT clock_stopped(%s, %s)", (run_id, stage))).fetchone()
-    return row is not None and bool(row[0])
+    return bool(await fetch_value(connection, "SELECT clock_stopped(%s, %s)", (run_id, stage)))

@@ -11,7 +11,9 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import Filter, Offset, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
+from ecluse.flows.audits.flow import FLOW as AUDIT
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
+from ecluse.flows.transcriptions.rules import FLOW as TRANSCRIPTION
 from ecluse.insight import run_queries
 from ecluse.insight.causes import BLOCKING
 from ecluse.insight.targets import show_target
@@ -19,6 +21,7 @@ from ecluse.web import render
 from ecluse.web.advice import advice
 from ecluse.web.door import Page
 
+OF_FICHES = (AUTOMATION, TRANSCRIPTION, AUDIT)  # flows whose targets are fiches
 RUNS = 25  # rows on a page
 LONGEST = 20_000  # characters of a transcript that are shown
 
@@ -81,7 +84,7 @@ async def show(request: Request, run_id: str, target: str) -> Response:
         found = await show_target(connection, tenant, wanted, target)
         given: Row = {"tenant": tenant, "target": target, "run": wanted, "longest": LONGEST}
         given["runs"] = [one["id"] for one in found["runs"]]
-        of_fiche = run["flow"] == AUTOMATION or run["flow"] in ("transcription", "audits")
+        of_fiche = run["flow"] in OF_FICHES
         return {
             "found": found,
             "run": run,

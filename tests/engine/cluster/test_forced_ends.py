@@ -216,7 +216,7 @@ async def test_a_run_that_has_ended_is_in_no_phase_and_its_stages_are_as_they_we
     await board.finish(taken[:3])
     await end(board, run)
     async with board.pool.connection() as connection:
-        shown = await run_queries.show_run(connection, None, run.id)
+        shown = await run_queries.show_run(connection, run.tenant_id, run.id)
     assert (shown["phase"], shown["error_details"]) == (None, {"phase": "finalizing"})
     (counted,) = shown["stages"]
     figures = {name: counted[name] for name in ("expected", "done", "failed", "unfinished", "in_flight", "waiting")}

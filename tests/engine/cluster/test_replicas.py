@@ -113,7 +113,7 @@ async def test_a_lost_claim_loses_the_result_but_not_what_is_known_about_the_wri
     kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=20))))
     row = await run_to_end(kit, f, ["a"])
     assert (row["status"], len(shop.writes), shop.applied) == ("completed", 1, ["a"]), "not asked, not sent again"
-    assert said(logs, "commit: fenced out") == 1
+    assert said(logs, "commit: results dropped, their claims were lost (fenced out)") == 1
     assert one("SELECT state, sends FROM effects") == ("applied", 1)
     assert one("SELECT executions, result FROM items") == (
         1,
@@ -131,7 +131,7 @@ async def test_whoever_was_declared_dead_says_nothing_any_more(start_kit, query,
     shop.watch = declare_dead
     kit = await start_kit(f := flow(shop.absolute()), **NEVER_BEATS)
     started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
-    await until(lambda: said(logs, "commit: fenced out"))
+    await until(lambda: said(logs, "commit: results dropped, their claims were lost (fenced out)"))
     assert one("SELECT state, sends FROM effects") == ("sending", 1)
     assert one("SELECT status, executions FROM items") == ("open", 0)
     # Somebody else comes: to find out, not to send at once.
@@ -381,7 +381,7 @@ async def test_a_worker_that_comes_back_after_its_run_was_reconciled_changes_not
     everything = "SELECT r::text, o::text, i::text FROM runs r JOIN outcomes o ON true JOIN items i ON true"
     before = query(everything)
     go_on.set()
-    await until(lambda: said(logs, "commit: fenced out") == 1)
+    await until(lambda: said(logs, "commit: results dropped, their claims were lost (fenced out)") == 1)
     assert query(everything) == before
     assert one("SELECT status, end_cause FROM runs") == ("failed", "stale")
 

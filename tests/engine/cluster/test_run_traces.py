@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import psycopg
 import pytest
 from structlog.testing import capture_logs
 
@@ -17,7 +16,6 @@ from ecluse.engine import Done, Item, Result, Start, WorkContext
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
-from ecluse.insight import run_queries
 from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
 from tests.support.runs import start_run, wait_for_run
 
@@ -110,10 +108,9 @@ async def test_traces_become_rows_in_their_order_when_they_are_switched_on(start
     row = await run_to_end(kit, f, ["a", "b"], correlation_id="req-7")
     await kit.stop()
     assert trace.listeners == []
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        rows = await run_queries.list_trace(connection, "default", row["id"], limit=100, offset=0)
-    assert [r["created_at"] for r in rows] == sorted(r["created_at"] for r in rows)
-    messages = [r["message"] for r in rows if not r["message"].startswith("WAITING")]
+    rows = query("SELECT created_at, message FROM workflow_logs WHERE run_id = %s ORDER BY id", row["id"])
+    assert rows == sorted(rows, key=lambda line: line[0])
+    messages = [message for _, message in rows if not message.startswith("WAITING")]
     assert (messages[0], messages[-1]) == ("START: run-test", "END: completed")
     assert "FAN-OUT: test/work x2" in messages
     assert query("SELECT DISTINCT workflow, entity_type, entity_id, run_id, trace_id, level FROM workflow_logs") == [

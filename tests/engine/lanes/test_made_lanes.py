@@ -285,7 +285,7 @@ async def test_a_retired_lane_is_removed_when_no_item_points_at_it(board, query)
 
 
 async def test_a_claim_looks_at_a_bounded_number_of_lanes_and_each_has_its_turn(board, query):
-    await board.run([NewItem(str(n), lane=Lane(f"lane/{n:03d}")) for n in range(150)])
+    await board.run([NewItem(str(n), lane=Lane(f"lane/{n:03d}")) for n in range(37)])
     query("UPDATE lanes SET paused_at = ecluse_now(), paused_reason = 'x' WHERE name = 'lane/007'")
     ((open_lanes,),) = query("SELECT array_agg(id ORDER BY id) FROM lanes WHERE name <> base AND paused_at IS NULL")
     waiting, elsewhere = WaitingLanes(["lane"]), WaitingLanes(["else"])

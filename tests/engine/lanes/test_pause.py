@@ -61,9 +61,9 @@ async def test_a_stage_whose_clock_stands_still_does_not_time_out_and_has_its_ti
     await until(lambda: one(looks) > seen + 3)
     assert one(looks) < seen + 40, "a gate whose time is up is not busy"
     assert query("SELECT ended_at FROM stages") == [(None,)]
-    (waits,) = await say(kit, why, None, run_id, limit=1)
-    assert waits.detail.startswith("lane vendor was paused by cli:ann: invoice (since ")
-    assert waits.detail.endswith("; the clock of its stage stands still")
+    (waits,) = await say(kit, why, "default", run_id, limit=1)
+    assert waits.detail.startswith("lane vendor was paused by an operator: invoice (since ")
+    assert waits.detail.endswith("; the clock of its stage is stopped")
     await say(kit, pause_lane, "vendor", reason="still", by="cli:bob")
     (moved,) = await say(kit, resume_lane, "vendor", **PAUSED)
     assert moved[:4] == (run_id, "default", "test", "work")

@@ -176,7 +176,7 @@ async def test_a_second_end_changes_nothing_and_a_reason_must_be_given(start_kit
     kit = await start_kit(f := flow(stage(Calls().work)))
     run = await started(kit, f, ["slow"])
     await until(lambda: query("SELECT 1 FROM claims"))
-    with pytest.raises(InvalidInput, match="why"):
+    with pytest.raises(InvalidInput, match="reason: required"):
         await end_run(kit, run, " \n")
     with pytest.raises(NotFound):
         await end_run(kit, run + 1, REASON)
@@ -240,7 +240,7 @@ async def test_a_write_in_flight_is_let_finish_and_its_answer_is_kept(start_kit,
     assert one("SELECT error_code, effect_may_exist FROM outcomes") == ("CANCELLED", True)
     go_on.set()
     await until(lambda: one("SELECT state FROM effects") == "applied")
-    await until(lambda: said(logs, "commit: fenced out") == 1)
+    await until(lambda: said(logs, "commit: results dropped, their claims were lost (fenced out)") == 1)
     assert shop.applied == ["a"]
     assert one("SELECT status, error_code FROM items") == ("failed", "RUN_ENDED")
     assert one("SELECT outcome, effect_may_exist FROM outcomes") == ("failed", True), "outcomes are final"

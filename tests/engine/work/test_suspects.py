@@ -283,7 +283,7 @@ async def test_what_killed_its_workers_alone_is_not_run_again(start_kit, waiting
     row = await wait_for_run(kit, run, PATIENCE)
     assert (row["status"], row["successful"], row["failed"]) == ("partial", 10, 1)
     assert "poison" not in floor.order
-    died = "6 workers died with this item in hand, 3 of them while it ran alone"
+    died = "6 workers died while they held this item, 3 of them while it ran alone"
     assert query("SELECT target, error_code, reason FROM outcomes WHERE outcome = 'failed'") == [
         ("poison", "WORKER_CRASHED", died)
     ]

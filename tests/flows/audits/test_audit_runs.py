@@ -16,7 +16,7 @@ from ecluse.flows.audits import configs, prompts
 from ecluse.flows.audits.flow import Audit, Config
 from ecluse.flows.audits.transcripts import TRANSCRIPTS as READ
 from ecluse.flows.audits.transcripts import Recording
-from ecluse.vendors.llm import Prices
+from ecluse.vendors.llm import Price, Prices
 from tests.support.audit_world import SAID, STEPS, by_hand
 from tests.support.runs import end_run
 from tests.support.transcription_world import until
@@ -26,7 +26,7 @@ TOO_LONG = "TRANSCRIPT_TOO_LONG"
 
 @pytest.mark.req("G-91", "G-40", "AUT-55")
 async def test_one_call_answers_all_steps_of_a_config_for_a_fiche(auditing, one):
-    w = await auditing(vendor={"prices": Prices(Decimal(1_000_000), Decimal(2_000_000))})
+    w = await auditing(vendor={"prices": Prices(other=Price(Decimal(1_000_000), Decimal(2_000_000)))})
     number = await w.fiche("1000", SAID, ("Et la cotisation ?", "Trente euros par mois."))
     config = await w.config()
     run = await w.audit("1000", config, use_rlm=True)

@@ -48,7 +48,7 @@ async def test_every_fiche_is_audited_once_with_every_config_that_is_meant(autom
     assert sorted(asked(world, "llm")) == sorted(names)
     assert (run["status"], run["audits_run"]) == ("completed", 6)
     assert [one["name"] for one in run["config_snapshot"]["audit_configs"]] == ["automatic", "named", "both"]
-    message = "Some audit configs are not there, or not active: left out"
+    message = "Some audit configs do not exist or are not active: left out"
     assert log_rows(world, run_id, message) == [("warning", {"unknown": [gone], "inactive": [off]})]
     logs = world.logs(run_id)
     assert "Running 3 configs × 2 fiches = 6 total audits" in logs  # noqa: RUF001 - as it is known

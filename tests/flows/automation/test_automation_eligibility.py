@@ -181,7 +181,7 @@ async def test_a_schedule_has_a_key_of_its_own_for_the_crm(automate, query):
     gone = await world.schedule("1001", secrets=secrets, external_api_key="soon gone", **ONLY_DETAILS)
     query("DELETE FROM secrets")
     run = await world.ended(await world.trigger(gone))
-    assert "own API key is not there any more" in world.results(run["id"])["1001"][1]
+    assert "own API key no longer exists" in world.results(run["id"])["1001"][1]
 
 
 @pytest.mark.req("G-81")

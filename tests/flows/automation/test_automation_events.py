@@ -29,7 +29,7 @@ from tests.support.automation_scenes import (
     out_of_order,
     over,
 )
-from tests.support.notify_world import mail_server, new_secrets, receiving, setup_of, smtp_of
+from tests.support.notify_world import confirm, mail_server, new_secrets, receiving, setup_of, smtp_of
 from tests.support.runs import end_run
 from tests.support.transcription_world import until
 
@@ -203,6 +203,7 @@ async def test_no_listener_can_hold_up_a_run(automate, query, tmp_path, monkeypa
         raise RuntimeError("no realtime here")
 
     world = await automate(kit={"sinks": [broken]})
+    confirm(query, "ops@example.com")
     query("ALTER TABLE deliveries RENAME TO elsewhere")
     run = await world.run_over("1000", notify_emails=["ops@example.com"], notify_on_complete=True, **ONLY_DETAILS)
     assert run["status"] == "completed"
@@ -244,6 +245,7 @@ async def test_each_recipient_is_notified_once_by_each_channel(notifying, query)
         world = await notifying(receiver, mailbox)
         world.sandbox.set_faults([{"kind": "unauthorized", "vendor": "crm", "ids": ["1001"]}])
         runs, expected = {}, {}
+        confirm(query, *(f"ops{n}@example.com" for n in range(len(MATRIX))))
         async with held_up(world, "crm"):
             for n, (outcome, on_complete, on_error, event) in enumerate(MATRIX):
                 schedule = await world.schedule(
@@ -290,9 +292,10 @@ REFUSED_DAYS = [
 
 
 @pytest.mark.req("AUT-127", "AUT-171", "G-43")
-async def test_a_selection_that_lacks_days_notifies_recipients_of_errors(notifying):
+async def test_a_selection_that_lacks_days_notifies_recipients_of_errors(notifying, query):
     async with receiving() as receiver, mail_server() as mailbox:
         world = await notifying(receiver, mailbox)
+        confirm(query, "ops@example.com")
         tuesday = MONDAY + timedelta(days=1)
         world.sandbox.set_faults(out_of_order(MONDAY, tuesday))
         await known(world, MONDAY, f1000="Paris")
@@ -337,8 +340,10 @@ async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_sche
             hook = {"url": receiver.url, "events": ["*"]}
             number = (await endpoints.create(connection, "default", "webhook", **hook))["id"]
             await SECRETS.put(connection, "default", endpoints.secret_name(number), new_secret())
+            await SECRETS.put(connection, "default", endpoints.url_name(number), receiver.url)
             failures = ["automation/failed", "transcription/failed", "transcription.failed", "fiche/transcribed"]
             await endpoints.create(connection, "default", "mail", addresses=["ops@example.com"], events=failures)
+        confirm(query, "ops@example.com", "own@example.com")
         wanted = {"webhook_url": receiver.url, "notify_emails": ["own@example.com"], "notify_on_error": True}
         schedule = await world.schedule("1000", "1008", secrets=SECRETS, **wanted, **NO_AUDITS)
         children = "SELECT count(*) FROM runs WHERE parent_run_id = %s AND ended_at IS NULL"
@@ -360,7 +365,7 @@ async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_sche
     (mail,) = mailbox.taken
     assert (mail["To"], mail["Subject"]) == ("ops@example.com", f"Ecluse: automation run {run_id}: cancelled")
     text = mail.get_body(("plain",)).get_content()
-    for said in ("cancelled by: laptop", "reason: wrong day", "failed: 0", "cancelled: 2"):
+    for said in ("cancelled by: “laptop”", "reason: “wrong day”", "failed: 0", "cancelled: 2"):
         assert said in text
     assert query("SELECT count(*) FROM deliveries WHERE endpoint_id IS NULL") == [(0,)], "the schedule's own"
 
@@ -369,6 +374,7 @@ async def test_a_run_that_an_operator_ends_alerts_once_as_cancelled_and_its_sche
 async def test_a_recipient_that_cannot_be_notified_changes_nothing_about_the_run(notifying, query):
     async with receiving(500) as receiver, mail_server(at_rcpt=["550 unknown here"]) as mailbox:
         world = await notifying(receiver, mailbox)
+        confirm(query, "nobody@example.com")
         run = await world.run_over(
             "1000",
             secrets=SECRETS,
@@ -413,6 +419,6 @@ async def test_a_webhook_of_a_schedule_is_signed_with_the_secret_of_that_schedul
         Webhook(rotated["webhook_secret"]).verify(three.body, three.headers)
         with pytest.raises(WebhookVerificationError):
             Webhook(first).verify(three.body, three.headers)
-        query("DELETE FROM secrets")
+        query("DELETE FROM secrets WHERE name NOT LIKE '%%:url'")
         unsigned = await delivered(schedule)
     assert "webhook-signature" not in unsigned.headers, "as before there were secrets"

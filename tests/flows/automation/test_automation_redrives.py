@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import Conflict
-from ecluse.engine import Choice, FailedTarget, load_run
+from ecluse.engine import Choice, FailedTarget, load_run, preview_redrive, redrive, redrive_of
 from ecluse.engine.runs.redrive import chosen, overview
 from ecluse.flows.automation import events
-from ecluse.flows.automation.start import preview_redrive, redrive, start
+from ecluse.flows.automation.start import start
 from ecluse.flows.automation.statistics import last_run_status
 from ecluse.insight import run_queries
 from ecluse.insight.redrive_chains import redrives_of, standing
-from tests.support.automation_rows import FLOW, end_run, new_schedule
+from tests.support.automation_rows import FLOW, end_run, new_schedule, redriven
 
 STATED = "SELECT last_run_status, total_runs, successful_runs, partial_runs, failed_runs, cancelled_runs FROM"
 STATED += " automation_schedules WHERE id = %s"
@@ -29,11 +29,11 @@ SOME = [failed("1"), failed("2", "NO_URL", "NO_URL"), failed("3", "CANCELLED"), 
 
 
 @pytest.mark.parametrize(
-    ("include_cancelled", "leave_out_hopeless", "taken"),
-    [(False, False, "124"), (False, True, "1"), (True, False, "12345"), (True, True, "13")],
+    ("outcome", "leave_out_hopeless", "taken"),
+    [("failed", False, "124"), ("failed", True, "1"), ("all", False, "12345"), ("all", True, "13")],
 )
-def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(include_cancelled, leave_out_hopeless, taken):
-    choice = Choice("all" if include_cancelled else "failed", leave_out_hopeless=leave_out_hopeless)
+def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(outcome, leave_out_hopeless, taken):
+    choice = Choice(outcome, leave_out_hopeless=leave_out_hopeless)
     assert chosen(7, SOME, choice) == list(taken)
 
 
@@ -41,7 +41,7 @@ def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(include_canc
     ("there", "code", "says"),
     [
         ([], "NOTHING_FAILED", "nothing to redrive"),
-        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "outcome all (or include_cancelled)"),
+        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "redrive them with outcome all"),
         ([failed("2", "NO_URL", "NO_URL")], "ONLY_HOPELESS", "1 NO_URL"),
     ],
 )
@@ -117,26 +117,26 @@ async def test_a_redrive_does_not_turn_its_schedule_red_and_its_run_says_where_i
     first = (await start(connection, FLOW, "default", schedule, None)).run
     await ended(connection, first, f1="successful", f2="failed", f3="failed", f4="ignored")
     assert query(STATED, schedule) == [("partial", 1, 0, 1, 0, 0)]
-    second = (await redrive(connection, FLOW, "default", first.id)).run
+    second = (await redriven(connection, first.id)).run
     assert query("SELECT redrive_of, parent_run_id FROM runs WHERE id = %s", second.id) == [(first.id, first.id)]
     assert query("SELECT last_run_id FROM schedules WHERE id = %s", schedule) == [(first.id,)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert shown["after_redrives"] == {"selected": 4, "successful": 1, "failed": 2, "ignored": 1, "cancelled": 0}
     await ended(connection, second, f2="failed", f3="failed")
     assert query(STATED, schedule) == [("partial", 2, 0, 1, 1, 0)], "what failed had failed before"
-    third = (await redrive(connection, FLOW, "default", second.id)).run
+    third = (await redriven(connection, second.id)).run
     await ended(connection, third, f2="successful", f3="cancelled")
     assert query(STATED, schedule) == [("partial", 3, 0, 1, 1, 1)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert shown["redrives"] == [second.id, third.id]
     assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 1, "ignored": 1, "cancelled": 0}
     # The cancelled one had failed before, and that is what is known of it; of the redrive itself, too.
     assert (await standing(connection, [second.id]))[second.id]["cancelled"] == 0
     assert await redrives_of(connection, [second.id, third.id]) == {second.id: [third.id]}
-    fourth = (await redrive(connection, FLOW, "default", second.id)).run
+    fourth = (await redriven(connection, second.id)).run
     await ended(connection, fourth, f2="successful", f3="successful")
     assert query(STATED, schedule) == [("success", 4, 1, 1, 1, 1)]
-    shown = await run_queries.show_run(connection, None, first.id)
+    shown = await run_queries.show_run(connection, "default", first.id)
     assert (shown["status"], shown["after_redrives"]["failed"]) == ("partial", 0)
 
 
@@ -145,7 +145,7 @@ async def test_a_redrive_of_an_earlier_run_says_nothing_of_the_last(connection, 
     first, last = [(await start(connection, FLOW, "default", schedule, None)).run for _ in range(2)]
     await ended(connection, first, f1="failed")
     await ended(connection, last, f1="successful")
-    again = (await redrive(connection, FLOW, "default", first.id)).run
+    again = (await redriven(connection, first.id)).run
     await ended(connection, again, f1="failed")
     assert query(STATED, schedule) == [("success", 3, 1, 0, 2, 0)]
 
@@ -157,9 +157,9 @@ async def test_what_was_cancelled_is_redriven_on_request_only(connection, query)
     await ended(connection, first, f1="successful", f2="cancelled", f3="cancelled")
     assert query(STATED, schedule) == [("cancelled", 1, 0, 0, 0, 1)], "no failure"
     with pytest.raises(Conflict) as refused:
-        await redrive(connection, FLOW, "default", first.id)
+        await redriven(connection, first.id)
     assert refused.value.code == "ONLY_CANCELLED"
-    again = (await redrive(connection, FLOW, "default", first.id, include_cancelled=True)).run
+    again = (await redriven(connection, first.id, outcome="all")).run
     assert dict(again.input)["override_fiche_selection"]["fiche_ids"] == ["2", "3"]
     await ended(connection, again, f2="successful", f3="failed")
     assert query(STATED, schedule) == [("partial", 2, 0, 1, 0, 1)]
@@ -175,13 +175,15 @@ async def test_what_cannot_succeed_is_known_before_it_is_tried_again(automate, c
     world.sandbox.set_faults([{"kind": "server_error", "vendor": "llm", "ids": down}])
     run = await world.run_over("1000", "1008", "9100", "9200")
     assert (run["successful_fiches"], run["failed_fiches"]) == (1, 3)
-    previewed = await preview_redrive(connection, "default", run["id"])
-    causes = {one["error_code"]: (one["count"], one["fiche_id"]) for one in previewed.pop("causes")}
-    assert previewed == {"run_id": str(run["id"]), "failed": 3, "cancelled": 0, "takes": 3, "cannot_succeed": 2}
+    first = await load_run(connection, run["id"])
+    previewed = await preview_redrive(connection, redrive_of(world.flow), first, Choice())
+    causes = {one["error_code"]: (one["count"], one["target"]) for one in previewed["causes"]}
+    counts = {name: previewed[name] for name in ("run_id", "failed", "cancelled", "count", "cannot_succeed")}
+    assert counts == {"run_id": str(run["id"]), "failed": 3, "cancelled": 0, "count": 3, "cannot_succeed": 2}
     assert causes == {"NO_URL": (1, "9200"), "NO_TRANSCRIPT": (1, "9100")}
     world.sandbox.set_faults([])
-    again = await redrive(connection, world.flow, "default", run["id"], leave_out_hopeless=True)
+    again = await redrive(connection, world.flow, first, Choice(leave_out_hopeless=True))
     assert dict(again.run.input)["override_fiche_selection"]["fiche_ids"] == ["1000"]
     assert (await world.ended(again.run.id))["status"] == "completed"
-    shown = await run_queries.show_run(connection, None, run["id"])
+    shown = await run_queries.show_run(connection, "default", run["id"])
     assert shown["after_redrives"] == {"selected": 4, "successful": 2, "failed": 2, "ignored": 0, "cancelled": 0}

@@ -11,10 +11,10 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.flows.automation import events, schedules
 from ecluse.flows.automation.plan import Changes
 from ecluse.flows.automation.selection_model import Override
-from ecluse.flows.automation.start import redrive, start
+from ecluse.flows.automation.start import start
 from ecluse.realtime.channels import channels_of
 from ecluse.vendors.guarded import GuardedHttp
-from tests.support.automation_rows import FLOW, end_run, new_schedule
+from tests.support.automation_rows import FLOW, end_run, new_schedule, redriven
 
 
 async def switch(connection, schedule_id, **changes):
@@ -83,18 +83,18 @@ async def test_the_fiches_that_failed_are_run_again_as_they_were_asked_for(conne
     override = Override.model_validate({"useRlm": True, "dateRange": "today", "maxFiches": 1})
     first = (await start(connection, FLOW, "default", schedule, override)).run.id
     await end_run(connection, first, f5="failed", f6="successful", f7="ignored", f4="failed")
-    again = await redrive(connection, FLOW, "default", first)
+    again = await redriven(connection, first)
     ((parent, given),) = query(
         "SELECT parent_run_id, input->'override_fiche_selection' FROM runs WHERE id <> %s", first
     )
     assert parent == first
     assert given == {"mode": "manual", "fiche_ids": ["4", "5"], "max_fiches": None, "use_rlm": True}
-    while_open = await redrive(connection, FLOW, "default", first)
+    while_open = await redriven(connection, first)
     assert (while_open.run.id, while_open.deduplicated) == (again.run.id, True)
     await end_run(connection, again.run.id, f4="successful", f5="failed")
-    once_more = await redrive(connection, FLOW, "default", first)
+    once_more = await redriven(connection, first)
     assert (once_more.deduplicated, once_more.run.id != again.run.id) == (False, True)
-    deeper = await redrive(connection, FLOW, "default", again.run.id)
+    deeper = await redriven(connection, again.run.id)
     assert dict(deeper.run.input)["override_fiche_selection"]["fiche_ids"] == ["5"]
     written = query("SELECT count(*) FROM events_outbox WHERE event_type = 'automation/run'")
     assert written == [(4,)]
@@ -107,7 +107,7 @@ async def test_two_redrives_at_once_are_one_run(dsn, connection, one):
 
     async def again():
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as own:
-            return (await redrive(own, FLOW, "default", first)).run.id
+            return (await redriven(own, first)).run.id
 
     assert len(set(await asyncio.gather(*(again() for _ in range(5))))) == 1
     assert one("SELECT count(*) FROM runs") == 2
@@ -128,11 +128,8 @@ async def test_what_cannot_be_redriven_is_refused(connection, one, how, code):
     if how == "off":
         await switch(connection, schedule, is_active=False)
     with pytest.raises(Conflict) as refused:
-        await redrive(connection, FLOW, "default", run)
+        await redriven(connection, run)
     assert refused.value.code == code
-    for tenant, number in (("acme", run), ("default", 4711)):
-        with pytest.raises(NotFound):
-            await redrive(connection, FLOW, tenant, number)
     assert one("SELECT count(*) FROM runs") == 1
 
 

@@ -120,7 +120,7 @@ CASES = {
         in_flight=2,
     ),
     "lease": Case(
-        "lease", "another call has this recording in hand", f"{WAITING} AND postponed_cause = 'lease'", before=lock
+        "lease", "another call is transcribing this recording", f"{WAITING} AND postponed_cause = 'lease'", before=lock
     ),
     "gate": Case("gate", "5 calls are in flight", f"{IN_FLIGHT} 5", speech=PATIENT, faults=(SLOW_ANSWER,), in_flight=5),
     "no worker": Case(

@@ -1,5 +1,5 @@
 """Forced ends that neither an operator nor a story decides: of runs that only a forcibly ended run waited for, and of
-runs that take longer than they may."""
+stale runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND b.began < ecluse_now() - f.given
 
 async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
     """End the runs that only forcibly ended runs waited for, in batches, each in a transaction of its own. The runs
-    that those waited for follow in a later pass."""
+    that those waited for follow in the same pass or a later one."""
     place, tried = 0, list[int]()
     async with pool.connection() as connection:
         while True:
@@ -76,9 +76,9 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def _end_those_left(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
 ) -> None:
-    """End those of the runs `some` that no run or person waits for, under their locks, because the run `run_id` was
-    ended for the reason `why`. A waiter that is added takes the lock of its run first, so it is seen here, and that run
-    goes on."""
+    """End the runs among `some` that no run or person waits for any more, under their locks: the run `run_id` waited
+    for them and was ended for the reason `why`. A new waiter takes the lock of its run first, so it is seen here, and
+    that run goes on."""
     await lifecycle.lock_runs(connection, some)
     still: dict[int, bool] = dict(await fetch_rows(connection, STILL, (list(some),)))
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
@@ -89,8 +89,8 @@ async def _end_those_left(
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """End runs that take longer than their stages may, or that no worker takes up for as long: a bug, a story that
-    hangs, or no worker. A run that a live replica leads gets twice the time."""
+    """End stale runs: those that take longer than their stages may, or that no worker has taken up for as long. The
+    cause is a bug, a story that hangs, or a missing worker. A run that a live replica leads gets twice the time."""
     limits = [flow.stale_after for flow in flows.values()]
     async with pool.connection() as connection:
         stale = await fetch_rows(connection, STALE, {"flows": list(flows), "limits": limits})
@@ -107,8 +107,8 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
-    """End one run for this cause, with this error code and reason; an error is logged, so that the caller goes on with
-    others."""
+    """End one run for this cause, with this error code and reason. An error is logged and not raised, so that the
+    caller can go on with other runs."""
     run = await lifecycle.load_run(connection, run_id)
     with completion.log_error_of_run(run_id):
         await finalize.end_runs(connection, flows[run.flow], [run], RunEnd(cause, code, why))

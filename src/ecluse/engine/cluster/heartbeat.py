@@ -59,8 +59,8 @@ class Heartbeat:
         self._beaten_at = 0.0
 
     def start(self, roles: list[str], work: list[str], hands: int) -> None:
-        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage", in
-        so many worker slots (`hands`)."""
+        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage";
+        `hands`: the number of its worker slots."""
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
             connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, work, hands))
@@ -68,11 +68,11 @@ class Heartbeat:
 
     @property
     def beats(self) -> bool:
-        """Return True while no replica can have declared this one dead, nor can in the next moment."""
+        """True while no other replica can have declared this one dead, and none can in the next moment."""
         return time.monotonic() - self._beaten_at < self._dead_after - self._beat
 
     def start_reaping(self) -> None:
-        """Start the reaper, once workflows can be recovered in this process."""
+        """Start the reaper. To be called once this process can recover workflows."""
         self._start("reaper", self._reap, min(1.0, self._beat))
 
     def _start(self, name: str, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
@@ -81,7 +81,7 @@ class Heartbeat:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Leave the cluster; the items that this replica still held are reopened at once."""
+        """Leave the cluster: mark this replica as left, and reopen the items that it still held."""
         self._stop.set()
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
@@ -90,7 +90,8 @@ class Heartbeat:
             thread.join(timeout=5)
 
     def hand_over(self) -> None:
-        """Put the pending workflows of this replica back into their queues, once no task here leads them any more."""
+        """Put the pending workflows of this replica back into their queues. Called once no task of this process leads
+        them any more."""
         with self._connect() as connection:
             connection.execute(durable.HAND_OVER, (self._replica,))
 
@@ -98,7 +99,7 @@ class Heartbeat:
         return open_blocking_session(self._dsn)
 
     def _repeat(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
-        """Call `act` with a connection every so many seconds until the stop; after an error, with a new connection."""
+        """Call `act` with a connection every `every` seconds until the stop; after an error, with a new connection."""
         name = threading.current_thread().name
         while not self._stop.is_set():
             try:
@@ -116,16 +117,17 @@ class Heartbeat:
                 self._stop.wait(min(1.0, every))
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Beat once, and extend the leases of this process; exit at once if this replica was declared dead."""
+        """Update the heartbeat and extend the leases of this process; exit at once if this replica was declared
+        dead."""
         asked_at = time.monotonic()
         if connection.execute(BEAT, (self._replica,)).rowcount == 0 and not self._stop.is_set():
-            log.critical("this replica was declared dead: leaving at once", replica=self._replica)
+            log.critical("heartbeat: this replica was declared dead, exiting at once", replica=self._replica)
             os._exit(70)
         self._beaten_at = asked_at
         connection.execute(RENEW, (self._replica,))
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Declare silent replicas dead, and take over the items and workflows of all that are not live."""
+        """Declare silent replicas dead, and take over the items and workflows of all replicas that are not live."""
         facts = {
             "replica": self._replica,
             "since": self._since["reaper"],

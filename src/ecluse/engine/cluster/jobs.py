@@ -8,7 +8,7 @@ from functools import partial
 from ecluse.base.clock import Clock
 from ecluse.engine.cluster import forced_ends, sweeps
 from ecluse.engine.cluster.maintenance import Job
-from ecluse.engine.effects import probe
+from ecluse.engine.effects import budgets, probe, spend
 from ecluse.engine.lanes import rows
 from ecluse.engine.lead.new_runs import take_new_runs
 from ecluse.engine.model.flow import Flow, WorkContext
@@ -25,8 +25,8 @@ WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
 
 
 def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits, every: float) -> list[Job]:
-    """Return the jobs that do not need a worker; each names the roles of the replicas that run it. `every`: seconds
-    between two runs of a sweep."""
+    """Return the periodic jobs that do not need a worker; each names the roles of the replicas that run it. `every`:
+    seconds between two runs of a sweep."""
     orphans = partial(forced_ends.end_orphans, flows=flows)
     stale = partial(forced_ends.end_stale, flows=flows)
     return [
@@ -40,7 +40,7 @@ def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits,
 def of_worker(
     flows: Mapping[str, Flow], worker: Worker, contexts: Mapping[str, WorkContext], replica: str, every: float
 ) -> list[Job]:
-    """Return the jobs of a replica that is a worker. `contexts` are those of the flows, by name; `every`: seconds
+    """Return the periodic jobs of a worker. `contexts`: the work contexts of the flows, by name; `every`: seconds
     between two runs of a sweep."""
     resume = sweeps.InterruptedWorkflows(replica).resume
     close = sweeps.SelfClosingRuns(flows).close
@@ -56,6 +56,8 @@ def of_worker(
         Job("ending expired leases", every, leases.end_expired),
         Job("removing unused lanes", 3600.0, rows.remove_unused),
         Job("settling writes in doubt", every, settle),
+        Job("settling abandoned paid calls", every, spend.settle_abandoned),
+        Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]
     watched = [flow for flow in flows.values() if flow.watch is not None]
     return jobs + [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow)) for flow in watched]

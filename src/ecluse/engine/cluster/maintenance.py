@@ -1,5 +1,5 @@
-"""Periodic jobs of a replica. Most of them find and continue what a crash, a lost signal or a restart of the database
-has left behind; a notification may run a job at once."""
+"""Periodic jobs of a replica. Most of them find and continue work that a crash, a lost signal or a restart of the
+database has left behind; a notification may run a job at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sweeps of a worker: each finds and continues what a crash, a lost signal or a restart of the database has left behind
-(`jobs.py` has their intervals)."""
+"""Sweeps of a worker: each finds and continues work that a crash, a lost signal or a restart of the database has left
+behind (`jobs.py` has their intervals)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Pool
-from ecluse.db.query import fetch_column, fetch_rows, fetch_value
+from ecluse.db.query import fetch_column, fetch_now, fetch_rows
 from ecluse.engine.cluster import forced_ends
 from ecluse.engine.lead import durable
 from ecluse.engine.model.flow import Flow
@@ -34,19 +34,19 @@ async def set_clock(pool: Pool, clock: Clock) -> None:
     async with pool.connection() as connection:
         asked = datetime.now(UTC)
         # The database's clock counts: a host whose clock is fast or slow must not retry early or late.
-        now = await fetch_value(connection, "SELECT ecluse_now()")
+        now = await fetch_now(connection)
     clock.offset = now - (asked + (datetime.now(UTC) - asked) / 2)
 
 
 async def drop_ended(pool: Pool, worker: Worker) -> None:
-    """Drop the items of ended runs that the worker holds, even if the NOTIFY was lost."""
+    """Have the worker drop the items of ended runs that it holds, in case the notification of an end was lost."""
     if in_hand := worker.runs_in_hand:
         async with pool.connection() as connection:
             worker.drop(await fetch_column(connection, ENDED, (list(in_hand),)))
 
 
 async def end_unled(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """End open runs whose workflow is over: no replica will ever lead them again, and they must not look alive."""
+    """End open runs whose workflow is over: no replica will ever lead them again."""
     async with pool.connection() as connection:
         for run_id, state in await fetch_rows(connection, UNLED, (list(flows),)):
             why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
@@ -61,12 +61,12 @@ class InterruptedWorkflows:
         self._found: set[str] = set()
 
     async def resume(self, pool: Pool) -> None:
-        """Resume the workflows that the former pass found, too: a workflow that has just been dequeued is about to
-        run."""
+        """Resume the workflows that both this pass and the former one found interrupted: one that was dequeued a moment
+        ago is about to run and looks the same."""
         async with pool.connection() as connection:
             found = await durable.interrupted(connection, self._replica)
         if overdue := found & self._found:
-            log.warning("resuming interrupted workflows", workflows=sorted(overdue))
+            log.warning("sweep: resuming interrupted workflows", workflows=sorted(overdue))
             await durable.resume(sorted(overdue))
         self._found = found - overdue
 
@@ -79,7 +79,7 @@ class SelfClosingRuns:
         self._place = 0
 
     async def close(self, pool: Pool) -> None:
-        """Close those of the next page; after the last page, begin again with the first."""
+        """Close the complete and overdue runs of the next page; after the last page, begin again with the first."""
         self._place = await completion.sweep(pool, self._flows, self._place)
 
 

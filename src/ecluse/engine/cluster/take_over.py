@@ -40,5 +40,5 @@ def take_over(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
             verdicts = {item: judge(Evidence(*seen)) for item, *seen in rows}
             connection.execute(MARK, (list(verdicts), list(verdicts.values())))
             if suspected := {item: verdict.name.lower() for item, verdict in verdicts.items() if verdict}:
-                log.warning("suspects: items marked", items=suspected)
+                log.warning("suspects: items marked that may crash workers", items=suspected)
     return int(items)

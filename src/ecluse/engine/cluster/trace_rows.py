@@ -1,5 +1,5 @@
 """Traces as rows of `workflow_logs`, where a setting enables them. Best effort: a trace call only appends to a bounded
-list, and a job of the kit stores the list; records that do not fit or cannot be stored are counted and logged."""
+list, and a periodic job stores the list; records that do not fit or cannot be stored are counted and logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(created_at timestamptz, tenant_id text, 
 
 
 class TraceRows:
-    """The trace records of this process that are to be stored as rows."""
+    """Collects the trace records of this process and stores them as rows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,7 +45,8 @@ class TraceRows:
         self.dropped = 0
 
     def put(self, record: trace.Record) -> None:
-        """Add a record, or drop it if MOST records wait already: the listener of `base/trace.py`."""
+        """Append a record to be stored, or drop it if MOST records wait already. Registered as a listener of
+        `base/trace.py`."""
         if len(self._waiting) >= MOST:
             self._drop(1)
             return
@@ -72,11 +73,11 @@ class TraceRows:
         trace.listeners.append(self.put)
 
     async def store(self, pool: Pool) -> None:
-        """Store the records that wait: the periodic job."""
+        """Store the waiting records; called as a periodic job."""
         await asyncio.shield(self._store(pool))  # a batch that a stop interrupts half-way would be stored twice
 
     async def stop(self, pool: Pool) -> None:
-        """Collect no more records, and store those that wait, for at most LAST_SECONDS."""
+        """Collect no more records, and store those that wait, for at most LAST_SECONDS; drop the rest."""
         if self.put in trace.listeners:
             trace.listeners.remove(self.put)
         with ignoring_outage("storing the last traces"), suppress(TimeoutError):
@@ -97,7 +98,7 @@ class TraceRows:
                 except psycopg.Error as error:
                     if is_unavailable(error):
                         raise
-                    log.error("traces could not be stored", error=str(error).strip(), rows=len(batch))
+                    log.error("trace rows: cannot be stored", error=str(error).strip(), rows=len(batch))
                     self._drop(len(batch))
                 for _ in batch:
                     self._waiting.popleft()
@@ -105,4 +106,4 @@ class TraceRows:
     def _drop(self, count: int) -> None:
         self.dropped += count
         if self.dropped == count or self.dropped // 1_000 > (self.dropped - count) // 1_000:
-            log.warning("traces dropped: too many, or no database", dropped=self.dropped)
+            log.warning("trace rows: dropped, too many or database unavailable", dropped=self.dropped)

@@ -1,1 +1,2 @@
-"""Calls that change something at a vendor (writes), or cost money (paid calls)."""
+"""Calls to vendors with an effect outside: calls that change something (writes), and calls that cost money (paid
+calls)."""

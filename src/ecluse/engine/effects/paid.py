@@ -1,5 +1,5 @@
-"""Calls that cost money: which of them are in flight, and an `attempts` row for each that may have been paid for in
-vain."""
+"""Paid calls: what they may cost is reserved, which of them are in flight is known, and an `attempts` row is written
+for each call that may have been paid for without a stored result."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ecluse.db.connect import Pool
+from ecluse.base.crash import crashpoint
+from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import as_json
-from ecluse.engine.model.item import Item
+from ecluse.engine.effects import spend
+from ecluse.engine.model.batched import BatchedQuery
+from ecluse.engine.model.budget import Charge, Exceeded
+from ecluse.engine.model.flow import WorkContext
+from ecluse.engine.model.item import ClaimedItem, Item, Postponed
 from ecluse.engine.runs.leases import Held, Lease, acquire, release
 
 # At most `most` notes of an item and code: one per crash, however often the call is retried afterwards.
@@ -21,10 +26,17 @@ FROM jsonb_to_recordset(%(items)s::jsonb)
     AS t(id bigint, run_id bigint, event_id text, round smallint, executions smallint)
 WHERE (SELECT count(*) FROM attempts a WHERE a.item_id = t.id AND a.error_code = %(code)s AND a.maybe_paid) < %(most)s
 """
-DIED = "A worker died with it in hand, perhaps while it was being paid for; it is sent again"
-STOPPED = "The server was stopped while it was being paid for; it is sent again"
+DIED = "A worker died while it held the item, perhaps after the call was paid for; the call is sent again"
+STOPPED = "The server was stopped while the paid call was in flight; the call is sent again"
 MANY = 1_000
 HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expires
+
+
+class OverBudget(Exception):
+    """A budget has no room for the call of an item, which waits."""
+
+    def __init__(self, over: Exceeded) -> None:
+        self.postponed = Postponed(over.until, over.why, "budget")
 
 
 class PaidCalls:
@@ -37,21 +49,37 @@ class PaidCalls:
         self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
+        self._wanted: dict[int, spend.Wanted] = {}  # by item: a reservation was asked for, and may be committed
+        self._reserving = BatchedQuery(self._reserve)
 
     def __contains__(self, item_id: int) -> bool:
         return item_id in self._under_way
 
-    async def begin(self, item: Item, lock: str | None) -> None:
-        """Note that a call for the item is about to be sent (`WorkContext.pay`). `lock`: the lease of its run that
-        keeps other runs from paying for the same. If a worker died with the item in hand, an attempt records that the
-        call may have been paid for before."""
+    async def begin(self, context: WorkContext, claimed: ClaimedItem, lock: str | None, charge: Charge) -> None:
+        """Reserve what a paid call for the item may cost, and note that it is about to be sent (`WorkContext.pay`);
+        raise OverBudget if a budget has no room for it. `lock`: the lease of its run that keeps other runs from paying
+        for the same. If a worker died while it held the item, an attempt records that the call may have been paid for
+        before."""
+        item = claimed.item
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
+        self._wanted[item.id] = spend.Wanted(claimed, charge)
+        if (over := await self._reserving.look(context, item)) is not None:
+            del self._wanted[item.id]
+            raise OverBudget(over)
+        crashpoint("after reserve")
         self._under_way[item.id] = lock
 
+    async def _reserve(self, connection: Connection, items: Sequence[Item]) -> dict[int, Exceeded | None]:
+        return await spend.reserve(connection, [self._wanted[item.id] for item in items])
+
+    def may_be_reserved(self, item_id: int) -> bool:
+        """Return whether cost may be reserved for a call of the item, which has to be settled with its result."""
+        return item_id in self._wanted
+
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Acquire, for this process, the leases that protect the paid calls of these items, which are in flight and
-        whose runs have ended: the leases of the runs ended with them."""
+        """Acquire, for this process, the leases that protect the paid calls of these items. Their runs have ended, and
+        with them the runs' own leases, while the calls are still in flight."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
@@ -59,6 +87,7 @@ class PaidCalls:
     def forget(self, item_id: int) -> None:
         """Forget the call, which is over, and release the lease that this process holds for it."""
         self._under_way.pop(item_id, None)
+        self._wanted.pop(item_id, None)
         if (kept := self._kept.pop(item_id, None)) is not None:
             task = asyncio.create_task(self._release(kept))
             self._releasing.add(task)
@@ -75,14 +104,13 @@ class PaidCalls:
                 await release(connection, lease)
 
     def cut_off(self, item: Item) -> None:
-        """Remember the item for `note_cut_off`, if its paid call is interrupted by the stop of this process, which
-        waits only briefly for calls in flight."""
+        """Remember the item for `note_cut_off` if its paid call is in flight: the stop of this process interrupts the
+        call."""
         if item.id in self._under_way:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:
-        """Record, for each call that was cut off, that it may have been paid for in vain; at the stop of this
-        process."""
+        """Record, for each call that the stop of this process cut off, that it may have been paid for in vain."""
         if self._cut_off:
             await self._note(self._cut_off, "INTERRUPTED", STOPPED, MANY)
 

@@ -1,4 +1,4 @@
-"""One execution of a write, as far as the protocol (`protocol.py`) allows: record the intent, send, read back."""
+"""One execution of a write, as far as the protocol (`protocol.py`) allows: record the intent, send, or read back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Item
 
 
 class Performed(NamedTuple):
-    """What one execution of a write came to, and the end of its effect, which is stored with the item."""
+    """The result of one execution of a write, and the new state of its effect, which is stored with the item; None if
+    there is none to store."""
 
     outcome: Done | VendorError | datetime  # an instant: execute again then
     effect: EffectEnd | None = None
@@ -40,8 +41,8 @@ Phase = Literal["recording", "asking", "sending"]
 
 
 class WriteExecutor:
-    """Takes writes through the protocol, each as far as one execution can. `intend` commits an intent and returns how
-    its effect stands; `may_send` returns whether a write of this item may still be sent by this process."""
+    """Takes writes through the protocol, each as far as one execution can. `intend` commits an intent and returns the
+    state of its effect; `may_send` returns whether this process may still send a write of this item."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class WriteExecutor:
     async def _go_on(
         self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
-        """Continue a write whose effect was recorded before, as it stands now."""
+        """Continue a write whose effect was recorded before, depending on its present state."""
         if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
             return Performed(self._now() + LATER)
         if standing.state == "applied":
@@ -112,7 +113,7 @@ class WriteExecutor:
     async def _ask(
         self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
     ) -> Performed:
-        """Find out what became of the last send, and send again unless it was applied or may not be repeated."""
+        """Find out whether the last send was applied, and send again unless it was or may not be repeated."""
         before, doubtful = standing.before, isinstance(write, KeyedWrite)
         if isinstance(write, AbsoluteWrite):
             try:

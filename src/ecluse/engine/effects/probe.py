@@ -1,5 +1,5 @@
-"""Settle writes that were in doubt when their item was given up on or their run ended: a sweep keeps reading them back,
-so that `effects` ends up correct."""
+"""Settling of writes that were in doubt when their item was given up or their run ended: a sweep keeps reading them
+back, so that `effects` becomes correct."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.paylo
 async def settle_forgotten(
     pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
 ) -> None:
-    """Read back the writes in doubt that are due, at most AT_ONCE of them, and store what became of each; what cannot
-    be read is tried again later. A periodic job of workers; `contexts` are those of the flows, by name."""
+    """Read back the writes in doubt that are due, at most AT_ONCE of them, and store the result of each; a write that
+    cannot be read is tried again later. A periodic job of workers; `contexts`: the work contexts of the flows, by
+    name."""
     async with pool.connection() as connection:
         rows = await fetch_rows(connection, DUE, {"flows": list(flows), "most": AT_ONCE})
         due = [(Item._make(row[:-4]), *row[-4:]) for row in rows]
@@ -64,8 +65,8 @@ async def settle_forgotten(
 async def _read_back(
     flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
 ) -> EffectEnd:
-    """Read the state at the vendor and judge the effect by it: its id `name`, and what it was to change, `before`, to
-    what is `wanted`."""
+    """Read the state at the vendor and judge the effect `name` by it: `before` is the state before the write, `wanted`
+    the state that it was to set."""
     stage = flow.stage(item.stage)
     if not isinstance(stage.work, AbsoluteWrite):
         raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")

@@ -1,15 +1,15 @@
-"""The protocol of writes at vendors. A crash between the vendor's acceptance and our commit leaves the truth only at
-the vendor, and no order of operations closes that gap. So the intent is committed before every send, an answer that is
-not definite leaves the write *unknown*, and no worker reads back or sends again before the quiet period since the last
-send is over: a request of a worker that has died may still be on its way.
+"""The protocol of writes at vendors. After a crash between the vendor's acceptance and our commit, only the vendor
+knows whether the write was applied, and no order of operations closes that gap. So the intent is committed before every
+send, an answer that is not definite leaves the write *unknown*, and no worker reads back or sends again before the
+quiet period since the last send is over: a request of a worker that has died may still be on its way.
 
     (none) ─┬─> sending ─┬─> applied | rejected               a definite answer
     planned ┘            ├─> planned                          not sent for sure, or refused for now: nothing was done
                          └─> unknown ── quiet, then ask ─┬─> applied | conflict | not_applied     (C2: read back)
                                                          └─> sending                              (same key again)
 
-A crash leaves `sending`, which is treated like `unknown`. The outcome of an item that is given up on while its effect
-is open is marked `effect_may_exist`, and a sweep (`probe.py`) keeps reading the effect back.
+A crash leaves `sending`, which is treated like `unknown`. The outcome of an item that is given up while its effect is
+open is marked `effect_may_exist`, and a sweep (`probe.py`) keeps reading the effect back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fenced(Exception):
 
 
 class Standing(NamedTuple):
-    """How an effect stands in the database; `went`: this intent was recorded, and the write is to be sent now."""
+    """The state of an effect in the database; `went`: this intent was recorded, and the write is to be sent now."""
 
     id: UUID
     went: bool
@@ -59,14 +59,15 @@ class Standing(NamedTuple):
     asked_at: float = 0.0  # on the loop's clock
 
     def ended(self, state: State, result: Any = None, error: str | None = None) -> EffectEnd:
-        """Return the effect's state after an execution that has seen it like this."""
+        """Return the effect's new state, to be stored after an execution that began with this one."""
         return EffectEnd(self.id, self.sends, state, result, error)
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An intent, to be committed before a send. `again_after`: the number of sends so far, if this is a further one.
-    `send` False records that the vendor already has what is wanted; None only reads the effect."""
+    """The intent to write at a vendor, which is committed before the write is sent. `again_after`: the number of
+    earlier sends, if it is sent again. `send` False: nothing is sent, because the vendor already has the wanted value;
+    None: the effect is only read."""
 
     claimed: ClaimedItem
     id: UUID
@@ -78,7 +79,7 @@ class Intent:
     answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def row(self) -> dict[str, Any]:
-        """Return the row of INTEND for this intent."""
+        """Return the input row of the statement INTEND for this intent."""
         return {
             "id": self.id,
             "item_id": self.claimed.item.id,
@@ -92,7 +93,7 @@ class Intent:
         }
 
     def reply(self, standing: Standing | None) -> None:
-        """Return `standing` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
+        """Pass `standing` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
         if self.answer.done():  # the caller was cancelled
             return
         if standing is None:
@@ -167,7 +168,7 @@ WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
 
 
 def plain(value: Any) -> Any:
-    """Return the value as the database will return it, so that values can be compared."""
+    """Return the value as it reads after being stored as JSON, so that values can be compared."""
     return from_json(to_json(value))
 
 
@@ -180,7 +181,7 @@ def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_ap
 
 
 def agrees(found: Any, wanted: Any) -> bool:
-    """Return whether the state that was found is as wanted; of an object, only the wanted fields count."""
+    """Return True if the state that was found is as wanted; in an object, only the wanted fields count."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         return all(name in found and found[name] == value for name, value in wanted.items())
     return bool(found == wanted)
@@ -197,8 +198,8 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
 ) -> dict[ClaimKey, Standing]:
-    """Record the intents, in the committer's transaction, and return how their effects stand. `fences` are those of
-    their claims, by claim id. Intents missing from the result lost their claim (fenced)."""
+    """Record the intents, in the committer's transaction; return the states of their effects, by claim key. `fences`:
+    the fences of their claims, by claim id. Intents missing from the result lost their claim (fenced)."""
     parameters = {
         "rows": as_json([intent.row() for intent in intents]),
         "claims": list(fences),
@@ -212,17 +213,16 @@ async def record(
 
 
 async def settle(connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()) -> None:
-    """Store the states of effects after executions. `accepted`: the items whose results this transaction has stored
-    before, the only ones that count if the replica was declared dead."""
+    """Store the states of effects after executions. `accepted`: items whose results were stored in the same
+    transaction; if the replica was declared dead, only their effects are settled."""
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
     parameters = {"rows": as_json(rows), "replica": replica, "accepted": list(accepted)}
     await connection.execute(SETTLE, parameters, prepare=True)
 
 
 def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:
-    """Return the verdict on a failed execution of a write that is in doubt, given the verdict on plain work: retry
-    after the quiet period at the earliest; never give up on a write that can be read back; give up for good on any
-    other."""
+    """Adapt the verdict on a failed execution to a write in doubt: a retry comes after the quiet period at the
+    earliest; a write that can be read back is never given up; any other is given up for good."""
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
     return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)

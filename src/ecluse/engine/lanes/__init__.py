@@ -1,1 +1,2 @@
-"""Lanes to vendors: their registry, the counts of their breakers, pauses. (`work/claim.py` decides by their caps.)"""
+"""Lanes to vendors: their registry, caps set by operators, breaker counts, pauses. (`work/claim.py` enforces the
+caps.)"""

@@ -1,5 +1,5 @@
-"""The breakers of the lanes, as rows: failures in a row are counted over all replicas, and a lane whose row gets too
-long is held. These are the only statements by which the ends of calls change a lane's row."""
+"""Breaker counts of the lanes: consecutive failures are counted over all replicas in the lane's row, and a lane with
+too many of them is held. These are the only statements by which the results of calls change a lane's row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SELECT pg_notify('ecluse_lanes', id::text) FROM held
 
 
 class Change(NamedTuple):
-    """A breaker that has opened, for the first time in its row of failures, or closed."""
+    """A change to be logged: a breaker that has opened, for the first time in a streak of failures, or has closed."""
 
     lane: str
     level: Literal["info", "error"]
@@ -46,8 +46,8 @@ class Change(NamedTuple):
 async def record_results(
     connection: Connection, results: Sequence[CallResult], breakers: Mapping[int, Breaker]
 ) -> list[Change]:
-    """Add these results to the failures in a row of their lanes, and hold the lanes whose row got too long. `breakers`
-    are those of the lanes, by lane id. Return the breakers that have opened or closed, to be logged to runs."""
+    """Add these results to the failure streaks of their lanes, and hold the lanes with too many failures. `breakers`:
+    the breakers of the lanes, by lane id. Return the breakers that have opened or closed, to be logged to runs."""
     changes = []
     async with connection.transaction():
         rows = await fetch_rows(connection, STANDING, ([one.lane_id for one in results],))
@@ -65,22 +65,22 @@ async def record_results(
                 reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; paused for {pause}"
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:
-                    log.warning("circuit breaker: probe failed", lane=lane, reason=reason)
+                    log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)
                 else:
-                    log.error("circuit breaker triggered", lane=lane, reason=reason)
+                    log.error("lanes: circuit breaker triggered", lane=lane, reason=reason)
                     message = down(lane, row.since or now, now + pause, last.error) if last.outage else reason
                     changes.append(Change(lane, "error", message))
             elif before.trips and not row.failures:
                 took = timedelta(seconds=round((now - (before.since or now)).total_seconds()))
                 message = f"Lane {lane}: the vendor answers again after {took}"
-                log.warning("circuit breaker closed", lane=lane, after=str(took))
+                log.warning("lanes: circuit breaker closed", lane=lane, after=str(took))
                 changes.append(Change(lane, "info", message))
     return changes
 
 
 def down(lane: str, since: datetime, probe_at: datetime, error: str) -> str:
-    """Return the message, in the logs of runs, about a vendor that has not answered `since`; `error` is its last
-    one."""
+    """Return the message for the logs of runs about a vendor that has not answered since `since`; `error` is its last
+    failure."""
     return (
         f"{TRIGGERED}: lane {lane}: vendor down since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, next probe"
         f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up: {error}"

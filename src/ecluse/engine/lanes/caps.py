@@ -1,5 +1,5 @@
-"""Caps of a lane that an operator sets while workers run. They replace what the flows declare until they are cleared,
-and hold on every replica as soon as it hears of the change."""
+"""Caps of a lane that an operator sets while workers run. They replace the caps declared by the flows until they are
+cleared, and hold on every replica as soon as it is notified."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ STORED = f"SELECT {', '.join(f'set_{cap}' for cap in CAPS)} FROM lanes WHERE nam
 
 
 async def set_caps(connection: Connection, name: str, changes: Mapping[str, float | None], *, by: str) -> None:
-    """Set these caps in the caller's transaction; None clears one, and the flows' declaration holds again."""
+    """Set these caps of the lane in the caller's transaction; None clears a cap, and the flows' declaration holds
+    again. Raise NotFound if there is no such lane."""
     row = await fetch_row(connection, STORED, (name,))
     if row is None:
         raise NotFound(f"There is no lane {name!r}.")
     wanted = {**dict(zip(CAPS, row, strict=True)), **changes}
     await connection.execute(SET, {**wanted, "name": name})
-    log.warning("caps of a lane changed", lane=name, by=by, **changes)
+    log.warning("lanes: caps changed", lane=name, by=by, **changes)

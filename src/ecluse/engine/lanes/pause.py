@@ -1,4 +1,4 @@
-"""An operator's pause of a lane. The clock of the stages that need the lane runs on, or is stopped until the lane is
+"""Pauses of lanes by operators. The clock of the stages that need the lane runs on, or is stopped until the lane is
 resumed: then their deadlines move by the length of the stop."""
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 
 
 class StageNeedingLane(NamedTuple):
-    """A stage of an open run that needs the lane: how many items wait in the lane (its own, or those of runs that it
-    waits for), and the deadline at which the stage times out."""
+    """A stage of an open run that needs the lane: the number of items that wait in the lane (its own, or those of runs
+    that its run waits for), and the stage's deadline."""
 
     run_id: int
     tenant_id: str
@@ -67,7 +67,7 @@ class StageNeedingLane(NamedTuple):
 
 
 class MovedDeadline(NamedTuple):
-    """A stage whose clock was stopped, with its new deadline; `by` is how far it has moved."""
+    """A stage whose clock was stopped, with its new deadline; `by` is the time by which the deadline was moved."""
 
     run_id: int
     tenant_id: str
@@ -78,8 +78,8 @@ class MovedDeadline(NamedTuple):
 
 
 async def needing(connection: Connection, name: str) -> list[StageNeedingLane]:
-    """Return the stages that have items waiting in the lane, or wait for runs that have; the earliest deadline
-    first."""
+    """Return the stages of open runs that have items waiting in the lane, or wait for runs that have; the earliest
+    deadline first."""
     await _known(connection, name)
     return await fetch_all(connection, StageNeedingLane, NEEDING, (name,))
 

@@ -70,7 +70,7 @@ class Standing(NamedTuple):
 
 
 class Closed(Exception):
-    """The lane was closed before the item's next call: the item is released."""
+    """The lane was closed before the next call of an item that is being executed: the item is released."""
 
 
 class Lanes:
@@ -127,7 +127,7 @@ class Lanes:
         return self._known[lane_id].base
 
     def is_closed(self, lane_id: int) -> bool:
-        """Return whether no call of the lane may start now, because of a hold, a breaker or a pause."""
+        """Return True if no call of the lane may start now, because of a hold, a breaker or a pause."""
         if lane_id not in self._closed:
             return False
         until = self._closed[lane_id]
@@ -197,8 +197,8 @@ class Lanes:
         return start_at or self._clock.now()
 
     async def write_results(self, pool: Pool) -> None:
-        """Write the results that `record_result` has gathered to the lanes. The committer calls it before it stores the
-        results of the items: a claim after that commit finds the lanes as these calls left them."""
+        """Write the results gathered by `record_result` to the lanes. The committer calls it before it stores the
+        results of the items: a claim after that commit finds the lanes updated."""
         if results := list(self._unwritten):
             async with pool.connection() as connection:
                 if counted := [one for one in results if one.counts is not None]:

@@ -1,1 +1,1 @@
-"""Leading a run: its story, the gates where it waits, the durable workflow under it."""
+"""The lead of a run: its story, the gates at which it waits, and the durable workflow that runs the story."""

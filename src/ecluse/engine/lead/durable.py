@@ -48,25 +48,26 @@ Lead = Callable[[int], Awaitable[None]]
 
 
 class NotHere(Exception):
-    """This program cannot lead the run; another version of it may."""
+    """This process cannot lead the run, because its flow is not loaded here; another replica may."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the error says "database unavailable", raised by the driver or wrapped by DBOS."""
+    """Return True if the error means that the database is unavailable, whether the driver raised it or DBOS wrapped
+    it."""
     if isinstance(error, exc.DBAPIError):
         return error.orig is not None and is_unavailable(error.orig)
     return isinstance(error, exc.TimeoutError) or is_unavailable(error)
 
 
 def is_dbos_or_outage(error: Exception) -> bool:
-    """Return whether the error is a signal of DBOS itself, or a database outage under DBOS. (Any other error is the
-    story's.)"""
+    """Return True if the error is a signal of DBOS itself, or a database outage under DBOS; any other error is the
+    story's."""
     return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_outage(error))
 
 
 @contextmanager
 def _as_driver_error() -> Iterator[None]:
-    """Raise the driver's error instead of SQLAlchemy's: the callers know one kind of "database unavailable"."""
+    """Convert an outage reported by SQLAlchemy into the driver's error, so that callers handle one kind of error."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -82,7 +83,8 @@ _leading: dict[str, asyncio.Task[Any]] = {}
 
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
-    """Lead the run. The return, or an error, is recorded as the workflow's end; a cancelled workflow stays pending."""
+    """Lead the run; the body of every workflow. Its return or error is recorded as the workflow's end; a cancelled
+    workflow stays pending."""
     task, name = asyncio.current_task(), DBOS.workflow_id
     if _lead is None or task is None or name is None:  # this replica is stopping: the workflow stays pending
         raise asyncio.CancelledError
@@ -109,13 +111,14 @@ async def _workflow(run_id: int) -> None:
 
 
 def migrate(dsn: str) -> None:
-    """Create or change the tables of DBOS, in their own schema, to what its version needs."""
+    """Create or upgrade the tables of DBOS, in their own schema."""
     DBOS.migrate(dsn)
 
 
 def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
-    """Start DBOS in the running event loop, as the executor `executor_id` (this replica's id), with a pool of so many
-    connections. `lead` is called with the id of the run for every workflow that is started or recovered here."""
+    """Start DBOS in the running event loop, as the executor `executor_id` (this replica's id), with a pool of
+    `connections` connections. `lead` is called with the id of the run for every workflow that is started or recovered
+    here."""
     global _lead, _dsn
     _lead, _dsn = lead, dsn
     config: DBOSConfig = {
@@ -137,8 +140,8 @@ def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
 
 
 def _connection(dsn: str) -> psycopg.Connection[Any]:
-    """Connect for DBOS's SQLAlchemy engine, which begins transactions itself. JIT would cost more than any of its
-    statements."""
+    """Open a connection for DBOS's SQLAlchemy engine, which begins transactions itself. JIT is switched off: it would
+    cost more than any statement of DBOS."""
     connection = psycopg.connect(dsn, autocommit=True)
     connection.execute("SET jit = off")
     connection.autocommit = False
@@ -146,7 +149,8 @@ def _connection(dsn: str) -> psycopg.Connection[Any]:
 
 
 async def stop() -> None:
-    """Cancel the workflows led here and stop DBOS: a cancelled workflow stays pending, and another replica goes on."""
+    """Cancel the workflows led here and stop DBOS. A cancelled workflow stays pending, so that another replica
+    continues it."""
     global _lead
     dbos_log = logging.getLogger("dbos")
     level = dbos_log.level
@@ -163,14 +167,14 @@ async def stop() -> None:
 
 
 async def start(run: Run) -> None:
-    """Start the workflow that leads the run at once, on this replica. A workflow id that exists already is not started
+    """Start the workflow that leads the run, on this replica. A workflow id that exists already is not started
     again."""
     with _as_driver_error(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
         await DBOS.start_workflow_async(_workflow, run.id)
 
 
 def room() -> int:
-    """Return how many more runs this replica may lead."""
+    """Return the number of further runs that this replica may lead."""
     return RUNS_AT_ONCE - len(_leading)
 
 
@@ -186,8 +190,8 @@ async def patched(name: str) -> bool:
 
 
 async def receive(topic: str, seconds: float) -> None:
-    """Wait for a message to this workflow on the topic, for at most so many seconds, durably: the wake-up instant is
-    stored, so that a replica that takes over waits for the rest of the time only."""
+    """Wait for a message to this workflow on the topic, for at most `seconds`. The wait is durable: the wake-up instant
+    is stored, so that a replica that takes over waits only for the remaining time."""
     await DBOS.recv_async(topic, timeout_seconds=seconds)
 
 
@@ -207,12 +211,13 @@ PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDIN
 
 
 async def interrupted(connection: Connection, executor_id: str) -> set[str]:
-    """Return the workflows that DBOS has as pending on this replica, but that no task of this process runs."""
+    """Return the workflows that are pending on this replica according to DBOS, but that no task of this process
+    runs."""
     return set(await fetch_column(connection, PENDING, (executor_id,))) - _leading.keys()
 
 
 async def resume(workflows: Collection[str]) -> None:
-    """Have these pending workflows, which no task of this process runs, replayed and led on."""
+    """Have DBOS replay and continue these pending workflows, which no task of this process runs."""
     with _as_driver_error():
         await DBOS.resume_workflows_async(list(workflows))
 

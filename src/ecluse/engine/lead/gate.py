@@ -31,7 +31,7 @@ UNITS_POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class StageProgress:
-    """One poll of a stage: counts from the database only, at the database's own time."""
+    """The state of a stage at one poll: counts read from the database, at the database's own time."""
 
     now: datetime
     started_at: datetime
@@ -57,37 +57,37 @@ class StageProgress:
         return self.expected - self.finished - self.in_flight
 
     def stalled(self, stage: Stage) -> bool:
-        """Return whether there was no progress for STALL_POLLS poll intervals."""
+        """Return True if there was no progress for STALL_POLLS poll intervals."""
         return self.now - self.progress_at >= STALL_POLLS * stage.poll
 
     def may_heal(self, stage: Stage) -> bool:
-        """Return whether a further round of the stage is left for failed items that may succeed."""
+        """Return True if some failed items may succeed, and a further round is left for them."""
         return self.fanned_out and self.round < stage.rounds and self.failed > self.failed_for_good
 
 
 @dataclass(frozen=True)
 class GateEnded:
-    """The gate ends: all items are finished, or its time is over."""
+    """Decision: the gate ends, because all items are finished or its time is over."""
 
     cause: Literal["done", "timeout"]
 
 
 @dataclass(frozen=True)
 class Redispatch:
-    """The gate opens this round for failed items that may succeed."""
+    """Decision: the gate opens this round for failed items that may succeed."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The gate polls again after so many seconds, or earlier if it is woken."""
+    """Decision: the gate polls again after `seconds`, or earlier if it is woken."""
 
     seconds: float
 
 
 def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
-    """Decide what the gate of the stage does, given the counts of this poll."""
+    """Decide from the counts of this poll whether the gate of the stage ends, opens another round, or waits."""
     if progress.fanned_out and progress.finished == progress.expected and not progress.may_heal(stage):
         return GateEnded("done")
     # Pauses grow with the age of the gate from one second to the poll interval; a message ends a pause early.
@@ -104,8 +104,8 @@ def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wa
 
 
 def next_round_at(progress: StageProgress, stage: Stage) -> datetime | None:
-    """Return when the gate opens another round for failed items, unless there is progress before. None: it opens none,
-    or the instant is unknown because the stage's clock is stopped."""
+    """Return the instant at which the gate opens another round for failed items, if there is no progress before. None:
+    it opens none, or the instant is unknown because the stage's clock is stopped."""
     at = progress.progress_at + STALL_POLLS * stage.poll
     return at if progress.may_heal(stage) and not progress.clock_stopped and at < progress.deadline_at else None
 
@@ -121,7 +121,7 @@ Seen = Callable[[Connection, Run, StageProgress, GateEnded | Redispatch | Wait],
 
 class Units(Protocol):
     """The units of a stage whose work is done by other runs: `count` reads their progress, `again` repeats the failed
-    ones. `again` runs before the round is marked as opened, so it may run twice and must be idempotent."""
+    ones. `again` is called before the round is marked as opened; it may be called twice, so it must be idempotent."""
 
     async def count(self, connection: Connection, run: Run) -> Counted: ...
 
@@ -189,9 +189,9 @@ WHERE run_id = %(run)s AND stage = %(stage)s AND status = 'open'
 async def poll(
     connection: Connection, run: Run, stage: Stage, first: bool, seen: Seen | None, units: Units | None
 ) -> tuple[Literal["wait", "done", "timeout", "run ended"], float]:
-    """Read the progress of the stage, decide, and carry the decision out. Return how the gate stands, and in how many
-    seconds to poll again. `first`: the first poll of this gate, which logs that it waits; `seen`: called before the
-    decision is carried out; `units`: what to count instead of items."""
+    """Poll the stage: read its progress, decide, and carry the decision out. Return the state of the gate, and the
+    seconds until the next poll. `first`: the first poll of this gate, which logs that it waits; `seen`: called before
+    the decision is carried out; `units`: what to count instead of items."""
     counted = None if units is None else await units.count(connection, run)
     progress = await read_progress(connection, run, stage, counted)
     counters.gate_looks[run.flow, stage.name] += 1
@@ -224,7 +224,8 @@ async def poll(
 
 
 async def read_progress(connection: Connection, run: Run, stage: Stage, units: Counted | None) -> StageProgress:
-    """Count the stage's items, unless its `units` were counted, store the counts with the stage and return them."""
+    """Count the items of the stage, or take the counts of its `units`; store the counts with the stage, and return its
+    progress."""
     statement = PROGRESS.format(counted=COUNT_ITEMS if units is None else COUNT_UNITS)
     given = {"run": run.id, "stage": stage.name, "rounds": stage.rounds, **({} if units is None else asdict(units))}
     found = await fetch_one(connection, StageProgress, statement, given)
@@ -243,8 +244,8 @@ async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, sin
 
 
 async def _announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
-    """Store when the next round opens, for `insight/waiting.py`, which explains why a run waits. None: as things stand,
-    no further round."""
+    """Store when the next round opens, for `insight/waiting.py`, which explains why a run waits. None: no further
+    round."""
     await connection.execute(
         "UPDATE stages SET next_round_at = %(at)s::timestamptz"
         " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s::timestamptz",
@@ -265,8 +266,8 @@ async def _next_round(connection: Connection, run: Run, stage: Stage, round_: in
 
 
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
-    """Open the round: reopen the failed items that may succeed, and log it. Return how many; 0 if the round was opened
-    before (this is a replay) or the run has ended."""
+    """Open the round: reopen the failed items that may succeed, and log it. Return the number of items; 0 if the round
+    was opened before (this is a replay) or the run has ended."""
     async with connection.transaction():
         if not await _next_round(connection, run, stage, round_):
             return 0
@@ -287,7 +288,7 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
 
 
 async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
-    """Mark the stage as ended, and log it once. At a timeout its waiting items fail; those in flight may finish."""
+    """Mark the stage as ended, and log it once. At a timeout its waiting items fail; items in flight may finish."""
     async with connection.transaction():
         if cause == "timeout":
             code, error = "INCOMPLETE", stage.incomplete

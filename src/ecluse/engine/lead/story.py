@@ -62,7 +62,8 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Like `step`, without logging. The function is retried while the database is unavailable."""
+        """Run `function(connection, run, …)` as a step, like `step`, but without logging. It is retried while the
+        database is unavailable."""
 
         async def attempt() -> R:
             async with self._pool.connection() as connection:
@@ -86,8 +87,8 @@ class Story:
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets that this run answers for: those of the items that `source` returns. Return how many.
-        Payloads are not kept: `fan_out` gives items theirs."""
+        """Fix the targets of this run: those of the items that `source` returns. Return their number. Payloads are not
+        kept: `fan_out` gives items theirs."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             await targets.select(connection, {run.id: await source(connection, run)})
@@ -100,8 +101,8 @@ class Story:
     async def fan_out(
         self, stage: Stage, source: Source = targets.open_targets, priority: stages.Priority = "normal"
     ) -> int:
-        """Open the stage and dispatch its items: those that `source` returns, or one without a payload for every open
-        target. Return how many items the stage has."""
+        """Open the stage and dispatch its items: the items that `source` returns, by default one without a payload for
+        every open target. Return the number of items of the stage."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
@@ -112,13 +113,13 @@ class Story:
         return count
 
     async def open(self, stage: Stage) -> None:
-        """Open a stage whose work is done by other runs; its time begins here."""
+        """Open a stage whose work is done by other runs; the time of the stage begins here."""
         await self.once(f"open-{stage.name}", stages.open_units, stage)
 
     async def gate(self, stage: Stage, *, seen: gate.Seen | None = None, units: gate.Units | None = None) -> str:
-        """Wait for the stage's items, or for its `units`, and repeat failed ones in further rounds. Return how the gate
-        ended: done or timeout. `seen` is called with the progress and the decision of every poll, before the decision
-        is carried out. Raises RunEnded if the run was ended from outside."""
+        """Wait until the stage's items, or its `units`, are finished, and repeat failed ones in further rounds. Return
+        how the gate ended: done or timeout. `seen` is called with the progress and the decision of every poll, before
+        the decision is carried out. Raise RunEnded if the run was ended from outside."""
         polls = 0
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{polls}", gate.poll, stage, polls == 0, seen, units)
@@ -133,14 +134,14 @@ class Story:
 
 
 async def lead(story: Story) -> None:
-    """Lead a run from its first step to its end, whatever error the story raises. A signal of DBOS, or an outage of the
-    database under DBOS, is raised: the workflow goes on later."""
+    """Lead a run from its first step to its end; an error of the story ends the run as failed. A signal of DBOS, or an
+    outage of the database under DBOS, is raised: the workflow is continued later."""
     flow, run = story.flow, story.run
     try:
         try:
             await story.once("begin", lifecycle.begin, flow)
         except ForbiddenTransition as error:
-            run.trace.warn("run has ended before it began", error=str(error))
+            run.trace.warn("run was ended before it began", error=str(error))
             return
         crashpoint("after begin")
         if flow.story is not None:

@@ -1,5 +1,5 @@
 """Circuit breaker rules: when consecutive failures mean that a vendor is down, how long its lane pauses, and whether a
-failure is the vendor's or the item's. Pure decisions; `lanes/breaker_counts.py` stores them."""
+failure is the fault of the vendor or of the item. Pure decisions; `lanes/breaker_counts.py` stores the counts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ TRIGGERED = "Circuit breaker triggered"
 
 @dataclass(frozen=True)
 class Breaker:
-    """The breaker of a lane. More than `failures` calls in a row that end with one of `codes`, counted over all
+    """The breaker of a lane. More than `failures` consecutive calls that end with one of `codes`, counted over all
     replicas, pause the lane; then one call at a time probes the vendor, after pauses that double up to `longest`. Any
-    other answer ends the row; a code in `silent` is no answer of this vendor.
+    other answer ends the streak of failures; a code in `silent` does not count as an answer of this vendor.
 
     An execution that ends with one of OUTAGES is not counted against its item once more than `failures` different items
-    have failed in the row. While fewer have, the item itself may be the cause: the execution is counted, but the item
-    is given up on only after the row has lasted for `doubt`."""
+    have failed in the streak. With fewer items, the item itself may be the cause: the execution is counted, but the
+    item is given up only after the streak has lasted for `doubt`.
+    """
 
     failures: int = 5
     pause: timedelta = timedelta(seconds=60)
@@ -49,7 +50,7 @@ class Breaker:
             )
 
     def pause_after(self, trips: int) -> timedelta:
-        """Return the pause of a breaker that has opened `trips` times before in this row."""
+        """Return the pause of a breaker that has opened `trips` times before in this streak of failures."""
         longest = self.longest or self.pause
         return longest if trips > 30 else min(self.pause * 2**trips, longest)
 
@@ -62,7 +63,8 @@ VENDOR_DOWN = Breaker(
 
 
 class FailureStreak(NamedTuple):
-    """Consecutive failed calls of a lane. `trips`: how often its breaker has opened since the first of them."""
+    """Consecutive failed calls of a lane. `trips`: the number of times that its breaker has opened since the first of
+    them."""
 
     failures: int = 0
     trips: int = 0
@@ -74,7 +76,7 @@ NO_FAILURES = FailureStreak()
 
 
 class CallResult(NamedTuple):
-    """The result of a call, as its lane needs it."""
+    """The result of a call, as it is recorded for its lane."""
 
     lane_id: int
     item_id: int
@@ -86,22 +88,22 @@ class CallResult(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A failure that is the vendor's: the item is retried, and no execution is counted."""
+    """A failure that is the vendor's fault: the item is retried at `due_at`, and no execution is counted."""
 
     due_at: datetime
     order_at: datetime | None  # set for a probe: behind items not tried yet, or it would be the next probe, too
 
 
 def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """Return the instant until which the vendor, by this error, asked for no calls. None if it asked for nothing, or
-    for longer than LONGEST_RETRY_AFTER: that is only a refusal of this attempt."""
+    """Return the instant before which the vendor, by the Retry-After of this error, asked for no calls. None if it
+    asked for nothing, or for longer than LONGEST_RETRY_AFTER, which only refuses this attempt."""
     asked = error.retry_after if isinstance(error, TransientError) else None
     return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
 
 
 def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
-    """Return how the end of a call counts for the breaker of its lane: True as a failure, False as the end of the row
-    of failures. None: it is no answer of the vendor, or there is no breaker. `error` None: the call succeeded."""
+    """Return how the result of a call counts for the breaker of its lane: True as a failure, False as the end of the
+    streak, None not at all (no answer of the vendor, or no breaker). `error` None: the call succeeded."""
     code = error.code if isinstance(error, VendorError) else None
     if breaker is None or (error is not None and code is None):
         return None
@@ -109,7 +111,7 @@ def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
 
 
 def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
-    """Return whether the error is one of OUTAGES that this breaker counts: the vendor seems to be down."""
+    """Return True if the error is one of OUTAGES and this breaker counts it: the vendor seems to be down."""
     return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
 
 
@@ -129,10 +131,10 @@ def tally(row: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple[Fa
 
 
 def is_spared(breaker: Breaker, row: FailureStreak, now: datetime, *, executions: int, budget: int) -> bool:
-    """Return whether a failed execution is the vendor's fault and is not counted against its item. `row` and
-    `executions` include this failure. True if more than `breaker.failures` different items failed in the row; or if the
-    item has used up its `budget`, the row has at least min(`budget`, `breaker.failures`) failures, and it is younger
-    than `breaker.doubt`."""
+    """Return True if a failed execution is the vendor's fault and is not counted against its item. `row` and
+    `executions` include this failure. It is if more than `breaker.failures` different items failed in the streak; or if
+    the item has used up its `budget`, the streak has at least min(`budget`, `breaker.failures`) failures, and it is
+    younger than `breaker.doubt`."""
     if len(row.items) > breaker.failures:
         return True
     alone = executions >= budget and row.failures >= min(budget, breaker.failures)

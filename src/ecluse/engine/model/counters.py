@@ -1,4 +1,4 @@
-"""Metrics of this process since its start: plain counters, incremented once per batch or failure."""
+"""Metrics of this process since its start: plain counters, incremented per call, poll, batch or failure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ vendor_errors: Counter[tuple[str, str, str]] = Counter()  # flow, stage, code
 calls: Counter[tuple[str, str]] = Counter()  # flow, stage
 call_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # sum over those calls
 gate_looks: Counter[tuple[str, str]] = Counter()  # flow, stage
+spent: defaultdict[tuple[str, str], float] = defaultdict(float)  # vendor, model; the accounts are in `paid_calls`
 
 
 @contextmanager

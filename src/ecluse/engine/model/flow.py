@@ -1,5 +1,5 @@
 """The parts of a flow. A flow is data plus functions: its status words, its stages, and a story that takes a run
-through them; the engine supplies durability, concurrency, retries and the count."""
+through them; the engine supplies durability, concurrency, retries and the counting of outcomes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.breaker import Breaker
+from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
@@ -33,7 +34,7 @@ GRACE = timedelta(minutes=15)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as stories, stages and hooks of a flow get it: what is fixed when it is started."""
+    """A run, as stories, stages and hooks of a flow get it: the values that are fixed when it is started."""
 
     id: int
     tenant_id: str
@@ -73,7 +74,7 @@ class NewItem(NamedTuple):
 
 
 class EphemeralEvent(NamedTuple):
-    """An event for the realtime subscribers of this moment: not persisted, and harmless to lose."""
+    """An event for the current realtime subscribers: not stored, and harmless to lose."""
 
     tenant_id: str
     event: str
@@ -85,7 +86,7 @@ EmitLive = Callable[[Sequence[EphemeralEvent]], None]  # never waits, never rais
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Argument of `save`: one per item whose result is being stored in this commit, with the `result` and `kept` of its
+    """Argument of `Stage.save`: an item whose result is stored in this commit, with the `result` and `kept` of its
     `Done`."""
 
     item: Item
@@ -94,7 +95,7 @@ class Saved:
 
 
 class FinishedItem(NamedTuple):
-    """Argument of `news`: a finished item, as it was committed."""
+    """Argument of `Stage.news`: a finished item, as it was committed."""
 
     item: Item
     status: Literal["succeeded", "failed", "ignored"]
@@ -105,22 +106,23 @@ class FinishedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkContext:
-    """What a stage's work may use besides its item: `vendors` is what `Flow.vendors` made. No transaction is open while
-    a vendor is called."""
+    """The resources that a stage's work may use besides its item: `vendors` is the object that `Flow.vendors` made. No
+    transaction is open while a vendor is called."""
 
     vendors: Any
     now: Callable[[], datetime]
     reserve: Callable[[Item], Awaitable[None]] | None = None  # for `permit`
     emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
-    begin_paid: Callable[[Item, str | None], Awaitable[None]] | None = None  # for `pay`
+    begin_paid: Callable[[str | None, Charge], Awaitable[None]] | None = None  # for `pay`
     pool: Pool | None = None  # for `database`
 
-    async def pay(self, item: Item, lock: str | None = None) -> None:
-        """Announce a call that costs money (`Stage.paid`), right before it. From here on the call may finish even if
-        its run ends; in that case this process holds `lock`, a lease of that run, until the call is over. If the call
-        may have been paid for before, this is recorded."""
+    async def pay(self, item: Item, lock: str | None = None, charge: Charge | None = None) -> None:
+        """Announce a call that costs money (`Stage.paid`), right before it, and reserve what it may cost (`charge`). If
+        a budget has no room for it, the item is postponed. From here on the call may finish even if its run ends; in
+        that case this process holds `lock`, a lease of that run, until the call is over. If the call may have been paid
+        for before, this is recorded."""
         if self.begin_paid is not None:
-            await self.begin_paid(item, lock)
+            await self.begin_paid(lock, charge or Charge(item.flow, item.stage, None))
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Connection]:
@@ -138,8 +140,8 @@ class WorkContext:
 
 
 class Order(NamedTuple):
-    """What to write at the vendor. `key` is the idempotency key, the same for every send; `before` is the state read
-    from the vendor just before."""
+    """A write, as it is sent to the vendor. `key` is the idempotency key, the same for every send; `before` is the
+    state read from the vendor just before."""
 
     key: str
     wanted: Any
@@ -149,10 +151,10 @@ class Order(NamedTuple):
 @dataclass(frozen=True)
 class Write:
     """A write at a vendor, instead of plain work: the engine records the write before each send, and finds out whether
-    it was applied if the answer is lost. `wanted` returns what to write for an item, `send` sends it; what is wanted
-    and the state that is read are JSON. The write is neither sent again nor read back before `quiet` has passed since
-    the last send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor may
-    still apply a request that it has received."""
+    it was applied if the answer is lost. `wanted` returns the value to write for an item, `send` sends it; the wanted
+    value and the state read back are JSON. The write is neither sent again nor read back before `quiet` has passed
+    since the last send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor
+    may still apply a request that it has received."""
 
     wanted: Callable[[Item], Any]
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
@@ -161,17 +163,18 @@ class Write:
 
 @dataclass(frozen=True)
 class KeyedWrite(Write):
-    """Class C1: the vendor deduplicates by the key, for as long as `remembered`. Its answer is the item's result."""
+    """A write of class C1: the vendor deduplicates it by the key, for as long as `remembered`. The vendor's answer is
+    the item's result."""
 
     remembered: timedelta = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class AbsoluteWrite(Write):
-    """Class C2: sets a state that `read` reads back. The state read must have the wanted fields, spelled alike ("12.5"
-    is not "12.50"); a state that is neither the wanted nor the former one was written by another party, and is not
-    overwritten. `send` may return the state that the vendor answered, so that a state that is not as wanted is found at
-    once. The item's result is `wanted`."""
+    """A write of class C2: it sets a state that `read` reads back. The state read must have the wanted fields, spelled
+    alike ("12.5" is not "12.50"); a state that is neither the wanted nor the former one was written by another party,
+    and is not overwritten. `send` may return the state that the vendor answered, so that a state that is not as wanted
+    is found at once. The item's result is `wanted`."""
 
     read: Callable[[WorkContext, Item], Awaitable[Any]] = field(kw_only=True)
 
@@ -204,7 +207,9 @@ class Lane:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("a lane needs a name: the vendor's, and what tells its credentials apart")
+            raise ValueError(
+                "a lane needs a name: the vendor and, with several credentials, a suffix, such as price-list:account-7"
+            )
         for cap in ("max_in_flight", "max_per_key", "per_second"):
             if (value := getattr(self, cap)) is not None and not 0 < value < inf:
                 raise ValueError(f"lane {self.name}: {cap} is {value}; give a number above 0, or None for no cap")
@@ -220,14 +225,15 @@ class Lane:
 
     @staticmethod
     def per_minute(calls: float) -> float:
-        """Return so many calls a minute as a rate: `Lane("speech", per_second=Lane.per_minute(10))` starts one every
-        six seconds."""
+        """Convert calls per minute to calls per second: `Lane("speech", per_second=Lane.per_minute(10))` starts one
+        every six seconds."""
         return calls / 60
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One phase of a flow: the work on an item, the lane in which items wait, what is stored, and the limits."""
+    """One phase of a flow: the work on an item, the lane in which items wait, the storing of results, and the
+    limits."""
 
     name: str
     lane: Lane

@@ -1,9 +1,10 @@
-"""Items: one unit of work, its claim, and what an execution of it may return."""
+"""Items: a unit of work, its claim, and the possible results of an execution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ecluse.base.ids import item_event_id
@@ -63,23 +64,25 @@ class ClaimedItem(NamedTuple):
 
     @property
     def claim_key(self) -> ClaimKey:
-        """Identifies this claiming of the item: another claim of the same item has another key."""
+        """Key of this claim of the item: another claim of the same item has another key."""
         return self.item.id, self.claim_id
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`. `kept` is passed to
-    `save` only, not stored with the item: for large data that has a table of its own."""
+    """Result of an execution: the item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`.
+    `kept` is passed to `save` only, not stored with the item: for large data that has a table of its own. `cost` is
+    what a paid call has cost; None: what was reserved for it (`WorkContext.pay`)."""
 
     result: Any = None
     kept: Any = None
+    cost: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The item can never finish through no fault of run or vendor (a record that is gone upstream): its target is not
-    part of the denominator."""
+    """Result of an execution: the item can never finish, through no fault of run or vendor (a record that is gone
+    upstream). Its target counts neither as successful nor as failed."""
 
     reason: str
     code: str = "IGNORED"
@@ -87,12 +90,13 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The item cannot be done now through no fault of its own: it begins anew at `until`, and no execution is counted.
-    `why` is shown while it waits; the cause is `lease` where another run or process is working on the record."""
+    """Result of an execution: the item cannot be done now, through no fault of its own. It begins anew at `until`, and
+    no execution is counted. `why` is shown while it waits; the cause is `lease` where another run or process works on
+    the record, `budget` where a budget has no room for its cost."""
 
     until: datetime
     why: str
-    cause: Literal["lease", "postponed"] = "postponed"
+    cause: Literal["lease", "postponed", "budget"] = "postponed"
 
 
 Result = Done | Ignored | Postponed

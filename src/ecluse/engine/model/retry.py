@@ -1,5 +1,5 @@
-"""Whether and when to retry: a pure decision. The committer carries it out: it stores the count, the error and the next
-due instant before the backoff begins, so that a restart neither loses nor repeats an attempt."""
+"""Whether and when to retry: a pure decision. The committer stores the count, the error and the next due instant before
+the backoff begins, so that a restart neither loses nor repeats an attempt."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class Retry:
-    """The item is executed again, at the instant `at` or later."""
+    """Verdict: the item is executed again, at the instant `at` or later."""
 
     at: datetime
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The item fails: no further execution in this round."""
+    """Verdict: the item fails, without a further execution in this round."""
 
     permanent: bool  # a further round would not help either
 
 
 def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
-    """Return the seconds before the retry with the number `retry` (from 1): capped, jittered symmetrically by `chance`,
-    capped again, whole ms."""
+    """Return the seconds to wait before retry number `retry` (from 1): capped, jittered symmetrically by `chance`,
+    capped again, in whole milliseconds."""
     try:
         delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
     except OverflowError:
@@ -64,9 +64,9 @@ def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
 def decide(
     error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
 ) -> Retry | GiveUp:
-    """Return whether to retry after `error`, and when. `executions` counts the one that just failed; `chance` gives the
-    jitter. An unclassified error is a bug of ours: it is retried like a transient one (a race may heal), within the
-    same budget."""
+    """Decide whether to retry after `error`, and when. `executions` includes the one that just failed; `chance` is the
+    source of the jitter. An unclassified error is a bug of ours: it is retried like a transient one (a race may not
+    recur), within the same budget."""
     if isinstance(error, PermanentError | NonRetriableError):
         return GiveUp(permanent=True)
     if executions >= policy.executions:

@@ -32,7 +32,7 @@ ON_REQUEST: frozenset[EndCause] = frozenset({"operator", "parent"})  # an end th
 
 @dataclass(frozen=True)
 class RunEnd:
-    """Why a run ends: the cause; error code and reason, where it ends by force; `by`, the operator who asked for it, or
+    """How a run ends: the cause; error code and reason, if it ends by force; `by`, the operator who asked for it, or
     the run whose end ends this one."""
 
     cause: EndCause
@@ -98,8 +98,8 @@ def terminal_state(successful: int, failed: int) -> State:
 
 
 def ended_as(cause: EndCause, successful: int, failed: int) -> tuple[State, State]:
-    """Return the neutral state of a run that ends for this cause, with these numbers of targets, and the state whose
-    word the flow shows for it. They differ for a cancelled run: flows have no word for that state, and show the outcome
+    """Return the neutral state of a run that ends for this cause, with these numbers of targets, and the state by which
+    its status word is chosen. They differ for a cancelled run: flows have no word for that state, and show the outcome
     of the targets."""
     if cause == "normal":
         state = terminal_state(successful, failed)

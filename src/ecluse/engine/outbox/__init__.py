@@ -1,1 +1,1 @@
-"""The outbox: events written in the transaction of the fact that they announce, and their publisher."""
+"""The outbox: events, written in the transaction that makes them true, and their publisher."""

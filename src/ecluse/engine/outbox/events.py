@@ -1,8 +1,8 @@
 """The outbox: an event is a row, written in the transaction that makes it true; `publisher.py` publishes it.
 
-Ids of one aggregate are drawn under its lock, which lasts until the commit: they follow the order of the commits, and a
-reader that sees one of them has seen all before it. Write events at the end of a transaction, so that the lock is held
-briefly.
+Ids of one aggregate are drawn under its lock, which lasts until the commit: they follow the order of the commits, so a
+reader that sees an event has seen all earlier events of that aggregate. Write events at the end of a transaction, so
+that the lock is held briefly.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ async def write(connection: Connection, events: Sequence[Event]) -> None:
 async def write_run_events(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
-    """Write one event per run, `<flow>/<what>`, with the state of its row in the caller's transaction."""
+    """Write one event per run, `<flow>/<what>`, with the present values of the run's row, in the caller's
+    transaction."""
     await connection.execute(WRITE_OF_RUNS, {"runs": list(run_ids), "what": what})
 
 
@@ -124,8 +125,8 @@ WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 async def read_published(
     connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
 ) -> list[PublishedEvent]:
-    """Return at most `limit` events published after the one numbered `after_seq`, in the order of publishing; of one
-    tenant, or of all (None)."""
+    """Return at most `limit` events published after the event numbered `after_seq`, in the order of publishing: events
+    of one tenant, or of all (None)."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
     parameters = {"after": after_seq, "tenant": tenant, "limit": limit}
     return await fetch_all(connection, PublishedEvent, PUBLISHED.format(whose=whose), parameters)

@@ -1,8 +1,8 @@
-"""Publish the outbox: at least once, in order per aggregate, by one replica at a time.
+"""Publishing of the outbox: at least once, in order per aggregate, by one replica at a time.
 
-The publisher is the replica that holds a session lock. It marks published events on the same connection that holds the
-lock, so that a replica that has lost it (frozen, disconnected) cannot mark; the server ends a session that is idle for
-a few seconds. Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its
+The publisher is the replica that holds a session lock. It marks published events on the connection that holds the lock,
+so that a replica that has lost the lock (frozen, disconnected) cannot mark any; the server ends a session that is idle
+for a few seconds. Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its
 order.
 """
 
@@ -95,7 +95,8 @@ class Publisher:
                     await self.wake.wait()
 
     async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
-        """Offer the events and keep the connection alive meanwhile; mark those that were accepted, delay the others."""
+        """Offer the events to the sinks and keep the connection alive meanwhile; mark the accepted events as published,
+        delay the others."""
         offering = asyncio.create_task(self._offer_all(events))
         try:
             while not (await asyncio.wait([offering], timeout=BEAT_SECONDS))[0]:
@@ -111,8 +112,8 @@ class Publisher:
             await _ask(own, DELAY, list(failed), list(failed.values()))
 
     async def _offer_all(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
-        """Offer events to the sinks. Return the failed ones with their errors: the first failure of each aggregate, for
-        which the aggregate's later events wait."""
+        """Offer the events to the sinks. Return the errors by event id, at most one per aggregate: after its first
+        failure, the later events of an aggregate are not offered."""
         if await self._offer(events) is None:
             return {}
         by_aggregate = groupby(sorted(events, key=_aggregate), key=_aggregate)
@@ -120,7 +121,8 @@ class Publisher:
         return dict(failure for failure in failures if failure is not None)
 
     async def _offer_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
-        """Offer the events of one aggregate in their order; return the first that is rejected, with its error."""
+        """Offer the events of one aggregate in order; return the id and the error of the first that is rejected, or
+        None."""
         for event in events:
             if (error := await self._offer([event])) is not None:
                 log.warning("outbox: sink rejected event, will retry", event_key=event.event_key, error=error)
@@ -142,7 +144,8 @@ def _aggregate(event: PublishedEvent) -> tuple[str, str]:
 
 
 async def _ask(own: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """Execute the statement and return its rows; a server that is silent for SILENT_SECONDS is given up on."""
+    """Execute the statement and return its rows. If the server is silent for SILENT_SECONDS, the connection is shut
+    down and the statement fails."""
     with hanging_up_after(own, SILENT_SECONDS):
         cursor = await own.execute(statement, parameters or None)
         return await cursor.fetchall() if cursor.description else []

@@ -1,5 +1,6 @@
-"""End runs in one transaction: settle and count the targets (`outcomes.py`), close open work, set the status, write the
-events. A second end of the same run changes nothing; a constraint trigger of the database counts the outcomes again."""
+"""The end of runs, in one transaction: settle and count the targets (`outcomes.py`), close open work, set the status,
+write the events. A second end of the same run changes nothing; a constraint trigger of the database counts the outcomes
+again."""
 
 from __future__ import annotations
 
@@ -50,9 +51,10 @@ async def end_runs(
     end: RunEnd = NORMAL,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Settle the targets of those runs that are still open and end these runs, in one transaction with what `record`
-    writes; return how many were ended. All runs are of `flow` and end for the reason `end`; only a run that never
-    selected its targets, and of which an item failed, does not end normally."""
+    """End the runs among `ending` that are still open, for the reason `end`: settle their targets, close their work and
+    set their status, in one transaction with what `record` writes. Return the number of runs ended. All are runs of
+    `flow`. A run that never selected targets, and of which an item failed, ends as failed, even if `end` is a normal
+    end."""
     by_id = {run.id: run for run in ending}
     ended: list[EndedRun] = []
     async with connection.transaction():
@@ -106,8 +108,8 @@ async def end_runs(
 
 
 class EndedRun(NamedTuple):
-    """A run whose targets are settled, before its status is set. `tally`: see `outcomes.tally`; `shown` is the state
-    whose word the flow shows (`states.ended_as`)."""
+    """A run whose targets are settled, before its status is set. `tally`: its counts, see `outcomes.tally`; `shown`:
+    the state by which its status word is chosen (`states.ended_as`)."""
 
     run: Run
     from_status: str

@@ -1,7 +1,8 @@
-"""The items of stages: insert them, fail those that wait, count them.
+"""The items of stages: insert them, fail waiting ones, count them.
 
 Items are inserted set-based, a bounded number of rows per statement, so that a failing statement affects few. An item
-that cannot be stored is a failed item, not a failed run."""
+that cannot be stored is a failed item, not a failed run.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ Row = tuple[int, NewItem]  # the item and the id of its run
 async def insert(
     connection: Connection, dispatch: Dispatch, rows: Sequence[Row], *, chunk: int, new: bool
 ) -> Counter[int]:
-    """Insert items, those that exist already excepted, `chunk` rows per statement. `new`: as far as the caller knows,
-    none exists. Return how many items were refused, by run."""
+    """Insert items, `chunk` rows per statement, except those that exist already. `new`: as far as the caller knows,
+    none exists. Return the number of refused items by run."""
     good, refused = [], []
     for row in rows:
         if max(len(row[1].key), len(row[1].target or "")) > LONGEST_KEY:
@@ -93,8 +94,8 @@ async def insert(
 async def _insert(
     connection: Connection, dispatch: Dispatch, rows: Sequence[Row], chunk: int, statement: str
 ) -> list[int]:
-    """Insert items in pipelined statements of at most `chunk` rows. If the data of one is refused, none of these items
-    is stored, and halves are tried until the culprit is alone. Return the runs of the refused items."""
+    """Insert items in pipelined statements of at most `chunk` rows. If the database refuses the data, halves are tried
+    until the invalid item is alone, and that one is refused. Return the run ids of the refused items."""
     try:
         async with together(connection):
             for start in range(0, len(rows), chunk):
@@ -128,7 +129,7 @@ def _given(dispatch: Dispatch, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 async def _refuse(connection: Connection, dispatch: Dispatch, row: Row, error: str) -> int:
-    """Store an item that cannot be stored as it is: without its payload, and failed. Return its run."""
+    """Store an item that cannot be stored as it is: without its payload, and failed. Return the id of its run."""
     run_id, item = row
     why = storable(f"The item could not be dispatched: {error}")
     key, target = storable(item.key, LONGEST_KEY), storable(item.target or item.key, LONGEST_KEY)
@@ -145,11 +146,13 @@ async def _refuse(connection: Connection, dispatch: Dispatch, row: Row, error: s
 FailedBy = Literal["dispatch", "gate", "given up", "end of run"]
 WAITING = "i.stage = %(stage)s AND i.claim_id IS NULL"
 # By cause: which open items are failed, and with which error. The end of a run fails items in flight as well.
+# An item that waits for a budget at the deadline of its stage fails for that reason.
 FAILED_BY: dict[FailedBy, tuple[str, str]] = {
     "dispatch": (f"{WAITING} AND i.key = %(key)s", "%(error)s"),
     "gate": (
         WAITING,
-        "%(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason, ': ' || i.error, '')",
+        """%(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason,
+            CASE WHEN i.postponed_cause = 'budget' THEN ': ' || i.postponed_why END, ': ' || i.error, '')""",
     ),
     "given up": (f"{WAITING} AND i.due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)", "%(error)s"),
     "end of run": ("true", "coalesce(i.error, %(error)s)"),
@@ -163,8 +166,8 @@ claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, failed, taken_at)
     SELECT '{by}', run_id, stage, lane_id, count(*), count(*), ecluse_now() FROM late GROUP BY run_id, stage, lane_id
     RETURNING id, run_id, stage, lane_id)
-UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error_code = %(code)s, error = {error},
-    finished_at = ecluse_now()
+UPDATE items i SET claim_id = c.id, status = 'failed', permanent = true, error = {error}, finished_at = ecluse_now(),
+    error_code = CASE WHEN '{by}' = 'gate' AND i.postponed_cause = 'budget' THEN 'BUDGET_EXCEEDED' ELSE %(code)s END
 FROM late JOIN claim c ON c.run_id = late.run_id AND c.stage = late.stage AND c.lane_id = late.lane_id
 LEFT JOIN lanes l ON l.id = late.lane_id WHERE i.id = late.id
 """
@@ -181,9 +184,10 @@ async def fail_waiting(
     key: str | None = None,
     due_before: datetime | None = None,
 ) -> int:
-    """Fail the waiting items of these runs for good with this error, in one stage or, at the end of the runs, in all,
-    items in flight included; return how many. `by` names what fails them; FAILED_BY says what that means for `key`
-    (only this item) and `due_before` (only items due by then). The caller has locked what it must (see `lifecycle`)."""
+    """Fail the waiting items of these runs for good with this error, in one stage or, at the end of the runs, in all
+    stages and with the items in flight; return their number. `by` names the cause, which decides by FAILED_BY whether
+    `key` (only this item) and `due_before` (only items due by then) apply. The caller has taken the locks (see
+    `lifecycle`)."""
     given = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "key": key, "due_before": due_before}
     which, text = FAILED_BY[by]
     return (await connection.execute(FAIL.format(by=by, which=which, error=text), given)).rowcount

@@ -16,7 +16,7 @@ import structlog
 from ecluse.base.errors import EcluseError, InvalidInput
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
-from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows
+from ecluse.db.query import as_json, fetch_row, fetch_rows
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import RunEnded, lock_open
 
@@ -43,7 +43,7 @@ class Lease:
     remaining: timedelta | None  # at the time of reading; None: held by a run
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of a log line: never the whole token."""
+        """Return the fields of a log line about the lease, with the token shortened."""
         lock = {"lock_key": self.key, "lock_token": str(self.token)[:8], "fence": self.fence, "attempt": self.attempt}
         left = self.remaining and round(self.remaining.total_seconds(), 1)
         return {**lock, "tenant_id": self.tenant_id, "owner": self.owner, "run_id": self.run_id, "lock_ttl": left}
@@ -51,7 +51,8 @@ class Lease:
 
 @dataclass(frozen=True)
 class Held:
-    """The lease is taken: wait for its owner, or for its run, instead of starting a second one."""
+    """Result of `acquire`: another owner holds the lease. Wait for that owner or its run instead of starting a second
+    one."""
 
     owner: str
     run_id: int | None
@@ -114,12 +115,6 @@ SELECT k.tenant, k.key, l.run_id FROM unnest(%s::text[], %s::text[]) AS k(tenant
 JOIN leases l ON l.tenant_id = k.tenant AND l.key = k.key AND l.ended_at IS NULL
 """
 
-LIST = """
-SELECT tenant_id, key, owner, run_id, replica_id, fence, attempt, left(token::text, 8) AS token, acquired_at,
-       extract(epoch FROM expires_at - ecluse_now())::float8 AS remaining_seconds
-FROM leases WHERE ended_at IS NULL AND tenant_id = coalesce(%s, tenant_id) ORDER BY tenant_id, key LIMIT %s OFFSET %s
-"""
-
 
 async def acquire(
     connection: Connection,
@@ -131,9 +126,10 @@ async def acquire(
     replica: str | None = None,
     run_id: int | None = None,
 ) -> Lease | Held:
-    """Take the lease of (tenant, key), unless it is held: for a process, for `ttl`, which the heartbeat of `replica`
-    extends; or for the run `run_id`, until it ends; a run gets its own lease back when it asks again. Part of the
-    caller's transaction, if there is one: a run and its lease may be one commit."""
+    """Acquire the lease of (tenant, key) and return it; if another holder has it, return that as `Held`. A process gets
+    it for `ttl`, which the heartbeat of `replica` extends; the run `run_id` gets it until the run ends, and if it has
+    the lease already, the same lease again. Raise RunEnded if that run is not open. Part of the caller's transaction,
+    if there is one, so that a run and its lease may be one commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     async with connection.transaction():
         if run_id is not None and await fetch_row(connection, OPEN_RUN, given) is None:
@@ -151,7 +147,7 @@ async def acquire(
         (row,) = await fetch_rows(connection, TAKE, given)
     lease = Lease(*row)
     if lease.attempt > 1:
-        log.warning("lease taken over: the former holder let it expire", **lease.facts())
+        log.warning("lease acquired after the former holder let it expire", **lease.facts())
     else:
         log.info("lease acquired", **lease.facts())
     return lease
@@ -160,7 +156,7 @@ async def acquire(
 async def hold_for_runs(
     connection: Connection, wanted: Sequence[tuple[int, str, str]]
 ) -> dict[tuple[str, str], int | None]:
-    """Take leases (run, tenant, key) that runs hold until they end. The runs must be open, their rows locked or
+    """Acquire leases (run, tenant, key) that runs hold until they end. The runs must be open, their rows locked or
     inserted by the caller's transaction. Return the run that now holds each (tenant, key); None: a process holds it."""
     first = {(tenant, key): run for run, tenant, key in reversed(wanted)}
     held: dict[tuple[str, str], int | None] = {}
@@ -174,7 +170,7 @@ async def hold_for_runs(
 
 
 async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
-    """Return those of the tenant's keys that are held, each with the run that holds it (None: a process)."""
+    """Return the keys among these that are held in the tenant, each with the run that holds it (None: a process)."""
     held = await _holders(connection, {(tenant, key) for key in keys})
     return {key: run for (_, key), run in held.items()}
 
@@ -193,21 +189,21 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
     if lease.run_id is not None:
         await lock_open(connection, [lease.run_id])
     if await fetch_row(connection, f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease)) is None:  # noqa: S608
-        raise LeaseLost(f"the lease {lease.key} (number {lease.fence}) is not held by {lease.owner} any more")
+        raise LeaseLost(f"lease {lease.key} (fence {lease.fence}) is no longer held by {lease.owner}")
 
 
 async def release(connection: Connection, lease: Lease) -> bool:
     """Release the lease, which its token identifies. Return False if it had been lost before."""
     cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
-    log.info("lease released" if cursor.rowcount else "lease release: it was lost before", **lease.facts())
+    log.info("lease released" if cursor.rowcount else "lease was lost before its release", **lease.facts())
     return cursor.rowcount == 1
 
 
 async def force_release(connection: Connection, tenant: str, key: str, *, reason: str, by: str) -> bool:
-    """Release a lease for the operator `by`: its holder cannot write under it any more. Return False if it is not
-    held."""
+    """Release a lease on behalf of the operator `by`: its holder cannot write under it any more. Return False if it is
+    not held."""
     if not reason.strip():
-        raise InvalidInput("say why the lease is released by force: the reason stays with it")
+        raise InvalidInput("reason: required to release a lease by force; it is stored with the lease")
     async with connection.transaction():
         row = await fetch_row(connection, FORCE, (storable(reason.strip()), by, tenant, key))
         if row is None:
@@ -221,15 +217,9 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
 
 
 async def end_expired(pool: Pool) -> None:
-    """End expired leases of dead processes that no other holder has acquired since."""
+    """End the expired leases of processes that have died: those that no other holder has acquired since."""
     async with pool.connection() as connection:
         await connection.execute(END_EXPIRED)
-
-
-async def list_leases(connection: Connection, tenant: str | None, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """List the held leases of a tenant, or of all (None), tokens cut to 8 characters. `remaining_seconds` is None for a
-    lease that a run holds until it ends."""
-    return await fetch_all(connection, dict, LIST, (tenant, limit, offset))
 
 
 async def _holder(connection: Connection, given: Mapping[str, Any]) -> Lease | None:

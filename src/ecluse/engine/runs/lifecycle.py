@@ -1,5 +1,5 @@
-"""Run rows: load, lock, begin, phase and status (`start.py` inserts them, `finalize.py` ends them). `set_status` is the
-only writer of a run's status, by compare-and-set on the former status."""
+"""Rows of runs: load, lock, begin, phase and status (`start.py` inserts them, `finalize.py` ends them). `set_status` is
+the only writer of a run's status, by compare-and-set on the former status."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class RunEnded(Exception):
 
 
 async def load_runs(connection: Connection, run_ids: Collection[int]) -> list[Run]:
-    """Return the runs that exist, ordered by id."""
+    """Load the runs with these ids, ordered by id; ids without a run are left out."""
     return await fetch_all(connection, Run, LOAD, (list(run_ids),))
 
 
 async def load_run(connection: Connection, run_id: int) -> Run:
     """Return the run; raise NotFound if it does not exist."""
     if not (found := await load_runs(connection, [run_id])):
-        raise NotFound(f"there is no run {run_id}")
+        raise NotFound(f"There is no run {run_id}.")
     return found[0]
 
 
@@ -50,12 +50,12 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
     """Return whether the run has ended; raise NotFound if it does not exist."""
     ended = await fetch_value(connection, "SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))
     if ended is None:
-        raise NotFound(f"there is no run {run_id}")
+        raise NotFound(f"There is no run {run_id}.")
     return bool(ended)
 
 
 class LockedRun(NamedTuple):
-    """What `lock_runs` reads of a run; `selected` is None before its targets are selected."""
+    """The columns of a run that `lock_runs` reads; `selected` is None before its targets are selected."""
 
     status: str
     selected: int | None
@@ -63,7 +63,7 @@ class LockedRun(NamedTuple):
 
 
 async def lock_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, LockedRun]:
-    """Lock the runs, for a transaction that changes them or must not run beside their end, and return how each stands,
+    """Lock the runs, for a transaction that changes them or must not run beside their end; return the status of each,
     by id. Runs that do not exist are left out."""
     return {row[0]: LockedRun(*row[1:]) for row in await fetch_rows(connection, LOCK_RUNS, (list(run_ids),))}
 
@@ -77,18 +77,19 @@ async def keep_open(connection: Connection, run: Run) -> None:
 
 
 async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int]:
-    """Lock and return the open runs of `run_ids`, which stay open until the caller's transaction ends. The lock is
-    shared with other such callers."""
+    """Lock the open runs among `run_ids`, which then stay open until the caller's transaction ends, and return their
+    ids. The lock is shared with other such callers."""
     return set(await fetch_column(connection, LOCK_OPEN, (list(run_ids),)))
 
 
 async def lock_claims(connection: Connection, run_ids: Collection[int], stage: str | None = None) -> None:
-    """Lock the claims of a stage, or of all stages, of these runs: needed before items in flight are changed."""
+    """Lock the claims of a stage, or of all stages, of these runs; needed before items in flight are changed."""
     await connection.execute(LOCK_CLAIMS, (list(run_ids), stage))
 
 
 async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
-    """Move the run from queued to running. Return False if it was running already (a replay); raise if it has ended."""
+    """Move the run from queued to running. Return False if it was running already (a replay); raise ForbiddenTransition
+    if it has ended."""
     async with connection.transaction():
         status = (await lock_runs(connection, [run.id]))[run.id].status
         if flow.statuses.meaning[status] is State.RUNNING:
@@ -124,7 +125,7 @@ async def note_errors(connection: Connection, run: Run, details: Mapping[str, An
 
 class StatusChange(NamedTuple):
     """A status change of a run, from `from_status` to the flow's status for `state`, or for `shown` where the flow
-    shows another state than the run's own (`states.ended_as`). `facts` are columns set with it."""
+    shows another state than the run's own (`states.ended_as`). `facts`: further columns that are set with it."""
 
     run: Run
     from_status: str

@@ -1,6 +1,5 @@
-"""The outcomes of targets: what each target of a run came to. A flow may settle a target while its run is open
-(`settle_targets`); the end of the run settles the others (`settle`) and counts all of them (`tally`). The first outcome
-of a target is final."""
+"""The outcomes of the targets of a run. A flow may settle a target while its run is open (`settle_targets`); the end of
+the run settles the others (`settle`) and counts all of them (`tally`). The first outcome of a target is final."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.r
 
 
 async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
-    """Settle targets of an open run for good, for a flow that knows their outcome early. Targets that have an outcome
-    are left as they are, and so are all targets of a run that has ended. Return how many targets were settled here."""
+    """Settle targets of an open run for good, for a flow that knows their outcome early; return the number of targets
+    settled. Targets that have an outcome, and all targets of a run that has ended, stay unchanged."""
     rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
     async with connection.transaction():
         await lock_runs(connection, [run.id])
@@ -94,8 +93,8 @@ def of_unfinished(end: RunEnd) -> tuple[str, str]:
 
 
 async def settle(connection: Connection, flow: Flow, run_ids: Collection[int], end: RunEnd, selected: int) -> None:
-    """Give every target of these ending runs that has no outcome its outcome, in the transaction that ends the runs.
-    `selected` is the number of their targets."""
+    """Settle the targets of these ending runs that have no outcome yet, in the transaction that ends the runs.
+    `selected` is the number of all their targets."""
     code, reason = of_unfinished(end)
     rest = {"code": code, "reason": reason}
     given = {"runs": list(run_ids), "normal": end.cause == "normal", "last": flow.last_stages, **rest}
@@ -126,7 +125,8 @@ async def tally(
     connection: Connection, run_ids: Collection[int], end: RunEnd
 ) -> list[tuple[int, dict[str, int], float]]:
     """Count the targets of these ending runs by outcome, after `settle`. Return for each run its id, the counts by
-    TALLIED, and the seconds since the run began. `cancelled` are those of `failed` that an end on request cut short."""
+    TALLIED, and the seconds since the run began. `cancelled` counts the failed targets that an end on request cut
+    short."""
     given = {"runs": list(run_ids), "on_request": end.cause in ON_REQUEST, "cancelled": CANCELLED}
     rows = await fetch_rows(connection, TALLY, given)
     return [(run_id, dict(zip(TALLIED, counts, strict=True)), seconds) for run_id, *counts, seconds in rows]

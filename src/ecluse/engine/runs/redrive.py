@@ -1,5 +1,5 @@
 """Redrives: a new run over targets that failed in an ended one. The choice of the targets, its preview and its refusals
-are the same for every flow; how the new run is started is the flow's (`Flow.redrive`)."""
+are the same for every flow; the flow decides how the new run is started (`Flow.redrive`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ Which = Literal["failed", "cancelled", "all"]
 # Codes of permanent failures that are not the record's fault, but that of a setting, a key, a crash of workers or the
 # end of the run.
 MAY_HEAL = (
-    *("INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "STORE_FAILED", "DISPATCH_FAILED", "BUG"),
+    *(
+        "INCOMPLETE",
+        "BUDGET_EXCEEDED",
+        "RUN_ENDED",
+        "STALLED",
+        "WORKER_CRASHED",
+        "STORE_FAILED",
+        "DISPATCH_FAILED",
+        "BUG",
+    ),
     *("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED", "SEALED", "NO_KEY"),
 )
 FAILED = """
@@ -36,8 +45,8 @@ STATUS = "SELECT status, ended_at IS NOT NULL FROM runs WHERE id = %s"
 
 
 class FailedTarget(NamedTuple):
-    """A target that failed or was cancelled. `cause` and `why` are set if another try is hopeless, and say what makes
-    it so."""
+    """A target that failed or was cancelled. `cause` and `why` are set if it cannot succeed as it is: the error code
+    and the text of the failure."""
 
     target: str
     error_code: str | None
@@ -52,7 +61,7 @@ class FailedTarget(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which of the failed targets are repeated; `outcome` "failed" is those that were not cancelled."""
+    """The choice of the failed targets to repeat; `outcome` "failed" leaves out cancelled ones."""
 
     outcome: Which = "failed"
     error_code: str | None = None
@@ -71,7 +80,8 @@ class Choice(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a redrive will take, as far as it is known: calls that cost time or money, by kind."""
+    """The estimated effort of a redrive, as far as it is known: calls that cost time or money, by kind, seconds and
+    cost."""
 
     calls: dict[str, int] = {}  # noqa: RUF012 - never changed
     seconds: float | None = None
@@ -79,7 +89,8 @@ class Estimate(NamedTuple):
 
 
 class Redrive:
-    """How a flow repeats failed targets of a run, in a new run that is linked to it."""
+    """The way in which a flow repeats failed targets of a run, in a new run that is linked to it. To be subclassed by
+    flows."""
 
     most: int = 50_000  # targets that one redrive takes
 
@@ -92,7 +103,7 @@ class Redrive:
     async def start(
         self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None
     ) -> Started:
-        """Start the run. While it is open, a repeated start must return it."""
+        """Start the new run; defined by each flow. While that run is open, a repeated start must return it."""
         raise NotImplementedError
 
 
@@ -103,7 +114,8 @@ async def failed_targets(connection: Connection, run: Run, statement: str = FAIL
 async def redrive(
     connection: Connection, flow: Flow, run: Run, choice: Choice, *, correlation_id: str | None = None
 ) -> Started:
-    """Repeat the chosen targets of an ended run in a new one. While that is open, a second request returns it."""
+    """Repeat the chosen targets of an ended run in a new run. While that one is open, a second request returns it.
+    Raise Conflict if the run is open, or no target is chosen."""
     how = redrive_of(flow)
     async with connection.transaction():
         await _ended(connection, run)
@@ -112,7 +124,8 @@ async def redrive(
 
 
 async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice: Choice) -> dict[str, Any]:
-    """Return what a redrive would take, and what is known of its time and cost."""
+    """Return the preview of a redrive: the chosen targets by error code, and the estimate of its calls, time and
+    cost."""
     await _ended(connection, run)
     failed = await how.failed(connection, run)
     taken = [one.target for one in failed if choice.takes(one)][: how.most]
@@ -129,7 +142,8 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
 
 
 def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
-    """Count the chosen targets by error code, and those that cannot succeed as they are by cause."""
+    """Return the counts for the preview of a redrive: failed and cancelled targets, and of the chosen ones, their
+    number by error code and the number that cannot succeed as they are, by cause."""
     wanted = [one for one in failed if choice.wants(one)]
     hopeless = [one for one in wanted if one.cause]
     cancelled, lost = sum(one.cancelled for one in failed), Counter(one.error_code for one in hopeless)
@@ -144,7 +158,7 @@ def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
 
 
 def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
-    """Return the targets to repeat; refuse and say why if there are none."""
+    """Return the targets to repeat; if there are none, raise Conflict with the reason."""
     if taken := [one.target for one in failed if choice.takes(one)]:
         return taken
     if causes := overview(failed, choice)["causes"]:
@@ -156,7 +170,10 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
         raise Conflict(why, code="NOTHING_CHOSEN")
     if choice.outcome == "failed" and failed:
         why = f"Nothing failed in run {run_id}, but {len(failed)} targets were cancelled before they were finished: "
-        raise Conflict(f"{why}redrive them with outcome all (or include_cancelled).", code="ONLY_CANCELLED")
+        raise Conflict(f"{why}redrive them with outcome all.", code="ONLY_CANCELLED")
+    if failed:
+        why = f"No targets were cancelled in run {run_id}, but {len(failed)} failed: "
+        raise Conflict(f"{why}redrive them with outcome failed or all.", code="NOTHING_CHOSEN")
     why = f"Nothing failed in run {run_id}: there is nothing to redrive. Start a new run instead."
     raise Conflict(why, code="NOTHING_FAILED")
 
@@ -180,5 +197,5 @@ def redrive_of(flow: Flow) -> Redrive:
 async def _ended(connection: Connection, run: Run) -> None:
     ((status, ended),) = await fetch_rows(connection, STATUS, (run.id,))
     if not ended:
-        why = f"Run {run.id} is still going ({status}): it can be redriven once it has ended."
+        why = f"Run {run.id} is still open ({status}): it can be redriven once it has ended."
         raise Conflict(why, code="RUN_NOT_ENDED")

@@ -43,8 +43,8 @@ async def write(
     once: str | None = None,
     **data: Any,
 ) -> bool:
-    """Write a line to the run's log, with `data` as its fields, unless the run has a line with the same key `once`;
-    return whether it was written."""
+    """Write a line to the run's log, with `data` as its fields. `once`: a key; if the run has a line with that key
+    already, nothing is written. Return whether the line was written."""
     fold = None if once is None else sha256(f"once {once}".encode(errors="replace")).digest()
     line = (run_id, level, storable(message), event_id, Jsonb(data) if data else None, fold)
     return await fetch_value(connection, LINE, line) is not None
@@ -53,5 +53,5 @@ async def write(
 async def write_failure(
     connection: Connection, run_id: int, stage: str, code: str, message: str, target: str, event_id: str
 ) -> None:
-    """Write a failure of one item, or count it in the run's row of equal failures."""
+    """Write the failure of one item to the run's log, or count it in the row of an equal failure."""
     await connection.execute(FAILURE, (run_id, stage, code, storable(message), target, event_id))

@@ -1,8 +1,9 @@
-"""The stages of runs: open one, dispatch its items, give up on items that wait. Idempotent.
+"""The stages of runs: open one, dispatch its items, give up waiting items. All of it is idempotent.
 
-A story dispatches the items of its run in statements that commit one by one, so that the first items are worked on
-while the rest is still being inserted. Runs that are only items have a stage opened in the transaction that inserts
-them, or in the commit of the stage before: a handful of statements, however many runs."""
+A story dispatches the items of its run in statements that commit one by one, so that the first items are executed while
+the rest is still being inserted. Runs that are only items have a stage opened in the transaction that inserts them, or
+in the commit of the stage before: a handful of statements, however many runs.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ async def fan_out(
     chunk: int,
     priority: Priority = "normal",
 ) -> int:
-    """Open the stage of a run with a story and dispatch its items, `chunk` rows per statement; return how many items it
-    now has. A replay adds the items that are missing."""
+    """Open the stage of a run with a story and dispatch its items, `chunk` rows per statement; return the number of
+    items that it then has. A replay adds the missing items."""
     is_new = await _open_in_story(connection, run, stage)
     return (await _dispatch(connection, stage, [(run, new)], is_new, chunk, priority))[run.id]
 
@@ -90,8 +91,8 @@ async def open_stage(
     chunk: int = 200,
 ) -> None:
     """Open the stage for runs of one flow that are only items, and dispatch the items of each, in the caller's
-    transaction; it has inserted the runs or locked them (`Stage.opens`). `select`: the runs answer for the items'
-    targets. Runs that have ended or have the stage already are left out."""
+    transaction, which has inserted the runs or locked them (`Stage.opens`). `select`: the items' targets become the
+    targets of the runs. Runs that have ended or have the stage already are left out."""
     if not wanted:
         return
     wanted = sorted(wanted, key=lambda one: one[0].id)
@@ -112,8 +113,8 @@ async def give_up(
     *,
     due_before: datetime | None = None,
 ) -> int:
-    """Fail the unclaimed items in a stage of these runs, with this error code and text; a sweep then ends the runs.
-    `due_before`: only items that are due by then. Return how many items."""
+    """Fail the unclaimed items in a stage of these runs, with this error code and text; return their number. A sweep
+    then ends the runs. `due_before`: only items that are due by then."""
     async with connection.transaction():
         await lifecycle.lock_runs(connection, run_ids)
         given_up = await items.fail_waiting(
@@ -124,13 +125,13 @@ async def give_up(
 
 
 async def wake_workers(connection: Connection) -> None:
-    """Have all workers claim at once, when the caller's transaction is committed."""
+    """Notify all workers, on commit of the caller's transaction, to claim items at once."""
     await connection.execute("SELECT pg_notify(%s, '')", (items.WORK_CHANNEL,))
 
 
 async def raise_budgets(connection: Connection, flows: Iterable[Flow]) -> None:
-    """Raise the retry budgets of the stages of open runs to those of these flows: another version of this program may
-    have opened them with smaller ones. At the start of a worker."""
+    """Raise the retry budgets of the stages of open runs to the budgets that these flows declare: another version of
+    this program may have opened them with smaller ones. Called at the start of a worker."""
     budgets = [(flow.name, stage.name, stage.retry.executions) for flow in flows for stage in flow.stages]
     columns = [list(column) for column in zip(*budgets, strict=True)] or [[], [], []]
     await connection.execute(RAISE_BUDGETS, columns)
@@ -148,8 +149,8 @@ async def _open_in_story(connection: Connection, run: Run, stage: Stage, units: 
 async def _open(
     connection: Connection, run_ids: Sequence[int], stage: Stage, *, rounds: int = 0, units: int | None = None
 ) -> set[int]:
-    """Insert the stage for those of these runs that are open and do not have it; return their ids. Further rounds are
-    opened by the gate of a story only."""
+    """Insert the stage for the open runs among `run_ids` that do not have it; return their ids. `rounds`: further
+    rounds, which only the gate of a story opens."""
     limits = {"budget": stage.retry.executions, "rounds": rounds, "max_wait": stage.max_wait, "units": units}
     given = {"runs": list(run_ids), "stage": stage.name, "lane": stage.lane.name, **limits}
     return set(await fetch_column(connection, OPEN, given))
@@ -163,8 +164,8 @@ async def _dispatch(
     chunk: int,
     priority: Priority,
 ) -> dict[int, int]:
-    """Insert the items of an open stage, of one or many runs, and log it; return how many items each run now has.
-    `is_new`: the stage has just been opened, and has no items."""
+    """Insert the items of an open stage, of one or many runs, and log it; return the number of items that each run then
+    has. `is_new`: the stage has just been opened, and has no items."""
     flow, event = wanted[0][0].flow, event_of(wanted[0][0], stage)
     rows = [(run.id, item) for run, new in wanted for item in new]
     lane_ids = await put_lanes(connection, _lanes_of(stage, wanted))

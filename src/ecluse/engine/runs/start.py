@@ -1,5 +1,5 @@
-"""Start runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead runs;
-runs of a flow without a story have their first stage opened in the same transaction."""
+"""Start of runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead
+runs; runs of a flow without a story have their first stage opened in the same transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from pydantic import ValidationError
 
-from ecluse.base.errors import InvalidInput
+from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
@@ -28,10 +28,20 @@ TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Started:
-    """The run of a start, and whether it is a new one."""
+    """The result of a start: the run, and whether it is a new one."""
 
     run: Run
     deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
+
+
+class KeyTaken(Conflict):
+    """The event key of a start is that of an open run which is of another flow or schedule: not a repetition."""
+
+    code = "KEY_TAKEN"
+
+    def __init__(self, run: Run) -> None:
+        whose = f"run {run.id} of flow {run.flow}" + (f" and schedule {run.schedule_id}" if run.schedule_id else "")
+        super().__init__(f"The event key {run.event_key!r} is that of {whose}; nothing was started. Use another key.")
 
 
 @dataclass(frozen=True)
@@ -85,14 +95,16 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 
 
 async def start_run(connection: Connection, start: Start) -> Started:
-    """Start one run, like `start_runs`."""
+    """Start one run, as `start_runs` does."""
     return (await start_runs(connection, [start]))[0]
 
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
     """Start runs in few statements, in the caller's transaction if there is one, and return them in the order of
-    `starts`. One invalid start fails them all (InvalidInput). A worker takes the new runs that have a story when the
-    transaction is committed (`lead/new_runs.py`)."""
+    `starts`. One invalid start fails them all (InvalidInput), and so does a key that names a run of another flow or
+    schedule (KeyTaken). A worker takes the new runs that have a story when the transaction is committed
+    (`lead/new_runs.py`)."""
+    wanted = {(start.tenant_id, start.event_key): start for start in starts}
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
     names = {key: key[1] for key in rows}
@@ -105,11 +117,12 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
             for started, ended in await _insert(connection, [{**rows[by_name[n]], "key": n[1]} for n in by_name]):
                 key = by_name[started.run.tenant_id, started.run.event_key]
                 if not (ended and key in again):
+                    _check_same(started, wanted[key])
                     found[key] = started
         new: dict[str, tuple[Flow, list[Run]]] = {}
-        for key, flow in {(start.tenant_id, start.event_key): start.flow for start in starts}.items():
+        for key, start in wanted.items():
             if not found[key].deduplicated:
-                new.setdefault(flow.name, (flow, []))[1].append(found[key].run)
+                new.setdefault(start.flow.name, (start.flow, []))[1].append(found[key].run)
         for flow, runs in new.values():
             if flow.story is None and flow.begin is not None:
                 await _begin_items(connection, flow, runs)
@@ -118,9 +131,16 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
     return [found[start.tenant_id, start.event_key] for start in starts]
 
 
+def _check_same(started: Started, start: Start) -> None:
+    """Raise KeyTaken if the key was known and does not name the same decision: a run of this flow and schedule."""
+    run = started.run
+    if started.deduplicated and (run.flow, run.schedule_id) != (start.flow.name, start.schedule_id):
+        raise KeyTaken(run)
+
+
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
-    """Begin runs of a flow without a story: open their first stage, and end those with nothing to do, which no finished
-    item would ever end."""
+    """Begin runs of a flow without a story: open their first stage, and end the runs with nothing to do, which no
+    finished item would ever end."""
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
@@ -128,8 +148,8 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
 
 
 async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return how many runs of each (tenant, event key) have ended, its repetitions included; keys without an ended run
-    are left out."""
+    """Return the number of ended runs per (tenant, event key), repetitions of the key included; keys without an ended
+    run are left out."""
     if not keys:
         return {}
     tenants, names = zip(*keys, strict=True)
@@ -138,7 +158,7 @@ async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]
 
 
 async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tuple[Started, bool]]:
-    """Insert the runs of these rows, or find those that have their event keys; return each with whether it has
+    """Insert runs for these rows, or find the runs that have their event keys already; return each with whether it has
     ended."""
     # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
     given = {"rows": json.dumps(rows), "what": "started"}
@@ -175,14 +195,14 @@ def _row(start: Start) -> dict[str, Any]:
 
 
 def check_tenant_name(tenant_id: str) -> None:
-    """Raise InvalidInput unless a tenant may have this name."""
+    """Raise InvalidInput if the text is not a valid name of a tenant."""
     if not TENANT.fullmatch(tenant_id):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant_id!r}")
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the input of a run as the flow's model validates it, with defaults filled in; raise InvalidInput if it is
-    wrong."""
+    """Return the input of a run as validated by the flow's model, with defaults filled in; raise InvalidInput if it is
+    invalid."""
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:

@@ -1,5 +1,4 @@
-"""The targets that a run answers for: select them, and list those that the next stage works on. `outcomes.py` settles
-them."""
+"""The targets of a run: select them, and list the ones that the next stage works on. `outcomes.py` settles them."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SELECT id FROM chosen
 
 
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
-    """Store the targets that runs answer for, those of the given items by run id, each with an open outcome. Decided
+    """Store the targets of runs, each with an open outcome; `targets` has the items of each run, by run id. Decided
     once per run: a replay keeps the first selection."""
     rows = [
         {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
@@ -42,13 +41,13 @@ async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]
 
 
 async def how_many_selected(connection: Connection, run_id: int) -> int:
-    """Return how many targets the run answers for; 0 before they are selected."""
+    """Return the number of targets of the run; 0 before they are selected."""
     return await fetch_value(connection, "SELECT selected FROM runs WHERE id = %s", (run_id,)) or 0
 
 
 async def open_targets(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Return an item for each of the run's targets that has no outcome and no failed, ignored or unfinished item: what
-    the next stage works on, by default."""
+    """Return one item per open target of the run: a target without an outcome whose items, if any, have all succeeded.
+    By default, the next stage works on these."""
     found = await fetch_column(
         connection,
         "SELECT target FROM outcomes o WHERE run_id = %s AND outcome IS NULL AND NOT EXISTS (SELECT 1 FROM items i"

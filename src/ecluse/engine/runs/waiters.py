@@ -1,5 +1,5 @@
-"""Which run is waited for, by which run and for which of its targets, or by a person. These rows are the tree of a run:
-what a parent reports about its work includes the runs it waits for."""
+"""Waiters: which run is waited for, by which run and for which of its targets, or by a person. These rows are the tree
+of a run: figures about a parent's work include the runs that it waits for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Schedules with their plans: one way to create, change, delete and fire the schedules of every flow. A plan is what a
-schedule says beyond its name and its timetable; by default it is the input of the runs."""
+"""Schedules with their plans: one way to create, change, delete and fire the schedules of every flow. A plan is the
+content of a schedule besides its name and its timetable; by default it is the input of the runs."""
 
 # ruff: noqa: ARG002 - the hooks take what a flow with tables of its own needs
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
+from ecluse.db.query import Row
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Started
 from ecluse.engine.schedule.schedules import (
@@ -26,7 +27,6 @@ from ecluse.engine.schedule.schedules import (
     update_schedule,
 )
 
-Row = dict[str, Any]
 M = TypeVar("M", bound=BaseModel)
 TIMETABLE = tuple(one.name for one in fields(NewSchedule) if one.name not in ("flow", "input", "tenant_id"))
 
@@ -37,11 +37,11 @@ class Fired(NamedTuple):
 
 
 class Plans:
-    """Where the plans of a flow's schedules are kept: by default in `schedules.input`. A flow with tables of its own
-    for them overrides all of it (`Flow.plans`). `known` is a plan as `load` returns it."""
+    """Storage of the plans of a flow's schedules: by default in `schedules.input`. A flow with tables of its own for
+    them overrides the methods (`Flow.plans`). `known` is a plan as `load` returns it."""
 
     def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
-        """Validate a plan as it is given for a new schedule."""
+        """Validate a plan given for a new schedule, and return it as the flow's model."""
         check_schedulable(flow)
         return parsed(flow.plan or flow.input, given)
 
@@ -50,7 +50,7 @@ class Plans:
         return self.parsed(flow, {**known, **given})
 
     def input(self, plan: Any) -> Row:
-        """Return the input of the runs that such a schedule starts."""
+        """Return the input of the runs that a schedule with this plan starts."""
         found: Row = plan.model_dump(mode="json")
         return found
 
@@ -58,7 +58,7 @@ class Plans:
         return row["input"]
 
     async def shown(self, connection: Connection, row: Row) -> Row:
-        """Return the plan for readers: without secrets."""
+        """Return the plan as it is shown to people and API callers: without secrets."""
         found: Row = await self.load(connection, row)
         return found
 
@@ -66,16 +66,17 @@ class Plans:
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Any, known: Any | None
     ) -> Row:
         """Check and store the plan of a schedule that has just been created (`known` is None) or changed, in the same
-        transaction. Return what is shown this once."""
+        transaction. Return the fields that only this answer shows, such as a new secret. By default nothing is stored:
+        the plan is the input of the runs."""
         return {}
 
     async def forget(self, connection: Connection, schedule_id: int) -> None:
-        """Delete what a deleted schedule has no more use for."""
+        """Delete the data that a deleted schedule no longer needs; by default there is none."""
 
     async def fire(
         self, connection: Connection, flow: Flow, row: Row, instead: Mapping[str, Any] | None, correlation_id: str
     ) -> Fired:
-        """Start a run of the schedule now. The fields in `instead` replace those of the plan for this run."""
+        """Start a run of the schedule now. The fields in `instead` replace those of the plan, for this run only."""
         given = None if instead is None else self.input(self.changed(flow, await self.load(connection, row), instead))
         started = await fire_by_hand(
             connection,
@@ -96,7 +97,7 @@ def plans_of(flow: Flow) -> Plans:
 
 
 def parsed(model: type[M], given: Mapping[str, Any]) -> M:
-    """Validate a plan, or changes to one; raise InvalidInput that says what is wrong."""
+    """Validate a plan, or changes to one; raise InvalidInput that names the invalid fields."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -122,7 +123,7 @@ Changing = Callable[[Row, Any], tuple[Mapping[str, Any], Any]]
 async def change_planned(
     connection: Connection, flow: Flow, tenant_id: str, schedule_id: int, changing: Changing
 ) -> Row:
-    """Change a schedule and its plan; return what is shown this once."""
+    """Change a schedule and its plan; return the fields that only this answer shows, such as a new secret."""
     plans = plans_of(flow)
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)

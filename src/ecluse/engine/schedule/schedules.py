@@ -1,5 +1,6 @@
-"""Create, change, list and fire schedules. A schedule is due only for instants after it was created, enabled or given
-another timetable; an instant that was due just before such a change and was not fired becomes a slot that says why."""
+"""Schedules: create, change, list and fire them. A schedule is due only for instants after it was created, enabled or
+given another timetable; an instant that was due just before such a change and was not fired becomes a slot with the
+reason."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ecluse.base.cron import ZONE_RULES
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_one, fetch_value
+from ecluse.db.query import fetch_all, fetch_now, fetch_one, fetch_value
+from ecluse.engine.effects.budgets import require_budget
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, valid_input
 from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
@@ -42,7 +44,7 @@ class NewSchedule:
     tenant_id: str = "default"
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns as they are stored; raise InvalidInput if one is wrong."""
+        """Return the columns as they are stored; raise InvalidInput if one is invalid."""
         check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
@@ -62,9 +64,11 @@ def check_schedulable(flow: Flow) -> None:
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
 
 LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at IS NULL"
+# Without `input`, which may be large.
 LIST = """
-SELECT * FROM schedules WHERE deleted_at IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
+SELECT id, tenant_id, flow, name, cron, timezone, window_start, window_end, overlap, catch_up, enabled, next_due_at,
+       failures, error, holding_run_id, last_run_id, last_fired_at, created_at, updated_at
+FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name LIMIT %s OFFSET %s
 """
 SLOTS = """
 SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
@@ -90,7 +94,7 @@ SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_a
 async def create_schedule(connection: Connection, new: NewSchedule) -> int:
     """Create a schedule and return its id. Raises InvalidInput if a column is wrong, Conflict if the name is taken."""
     columns = new.columns()
-    now = await _now(connection)
+    now = await fetch_now(connection)
     columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
     columns["next_due_at"] = _next(columns, now)
     names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
@@ -102,7 +106,8 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
-    """Replace everything about a schedule except its tenant. Raises InvalidInput, Conflict or NotFound."""
+    """Replace all columns of a schedule that people set, except its tenant. Raise InvalidInput, Conflict or
+    NotFound."""
     await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
 
 
@@ -114,19 +119,19 @@ async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: i
 
 async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> None:
     """Delete a schedule. Its runs and slots stay, its name is free again."""
-    gone = {"enabled": False, "deleted_at": await _now(connection)}
+    gone = {"enabled": False, "deleted_at": await fetch_now(connection)}
     await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
 
 
 async def load_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
 ) -> dict[str, Any]:
-    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: until the end of
-    the caller's transaction."""
+    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: keep the row locked
+    until the end of the caller's transaction."""
     statement = LOAD + (" FOR NO KEY UPDATE" if lock else "")
     row: dict[str, Any] | None = await fetch_one(connection, dict, statement, (schedule_id, tenant_id))
     if row is None:
-        raise NotFound(f"there is no schedule {schedule_id}")
+        raise NotFound(f"There is no schedule {schedule_id}.")
     return row
 
 
@@ -136,11 +141,9 @@ async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int
     return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
-async def list_schedules(
-    connection: Connection, tenant_id: str | None, *, limit: int, offset: int
-) -> list[dict[str, Any]]:
-    """List the schedules of a tenant, or of all tenants if none is given."""
-    return await fetch_all(connection, dict, LIST, {"tenant": tenant_id, "limit": limit, "offset": offset})
+async def list_schedules(connection: Connection, tenant_id: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
+    """List the schedules of a tenant."""
+    return await fetch_all(connection, dict, LIST, (tenant_id, limit, offset))
 
 
 async def fire_by_hand(
@@ -152,9 +155,9 @@ async def fire_by_hand(
     input: dict[str, Any] | None = None,  # noqa: A002 - the name of a run's input everywhere
     start: Callable[[Start], Start] = lambda start: start,
 ) -> Started:
-    """Start a run of the schedule now, whatever else is running; no due instant is used up. The run holds the schedule
-    if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link the run to
-    another."""
+    """Start a run of the schedule now, even if other runs of it are open; no due instant is used up. The run holds the
+    schedule if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link
+    the run to another. Raises Conflict if a budget is used up."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
@@ -165,17 +168,18 @@ async def fire_by_hand(
         started = await start_run(connection, wanted)
         if started.deduplicated:
             return started
+        await require_budget(connection, flow, tenant_id, schedule_id)
         fired = {"run": started.run.id, "redrive": wanted.redrive_of is not None, "id": schedule_id}
         await connection.execute(FIRED, fired)
     return started
 
 
 async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
-    """Set these columns. If one of them decides when the schedule is due, the instants until now that were not fired
-    are skipped, with the reason `why`, and the next one is computed anew."""
+    """Set these columns of a schedule. If one of them decides when it is due, the instants until now that were not
+    fired are skipped, with the reason `why`, and the next due instant is computed again."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
-        now = await _now(connection)
+        now = await fetch_now(connection)
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):
             await _drop(connection, row, now, why)
@@ -205,7 +209,7 @@ async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why:
 
 
 def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:
-    """Return the next due times of a schedule, and what a change of the clocks or its window does to each."""
+    """Return the next due times of a schedule, each with a mark where a clock change or its window moves it."""
     if row["cron"] is None:
         return []
     with suppress(InvalidInput):  # stored by another version: the schedule's `error` says so once it is due
@@ -219,8 +223,3 @@ def _timetable(row: dict[str, Any]) -> Timetable:
 
 def _next(row: dict[str, Any], now: datetime) -> datetime | None:
     return _timetable(row).next(now) if row["enabled"] and row["cron"] is not None else None
-
-
-async def _now(connection: Connection) -> datetime:
-    now: datetime = await fetch_value(connection, "SELECT ecluse_now()")
-    return now

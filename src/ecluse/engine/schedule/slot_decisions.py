@@ -1,13 +1,13 @@
-"""What becomes of due instants: one pure decision per schedule and point in time.
+"""Decisions on due instants: one pure decision per schedule and tick.
 
-An instant is fired, waits for the previous run, is skipped or was missed; in each case it becomes a row that says so.
-Of several due instants only the latest may fire: a schedule never catches up on more than one.
+An instant is fired, waits for the previous run, is skipped or was missed; in each case it becomes a row (a slot) with
+that state. Of several due instants only the latest may fire: a schedule never catches up on more than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -35,8 +35,9 @@ class FiringLimits:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as a tick reads it. `handled_until`: the latest instant that was decided; `failures`: ticks in a row
-    that could not handle it; `held`: the run that holds it is open; `waiting`: the instant that waits for that run."""
+    """A schedule as a tick reads it. `handled_until`: the latest instant that was decided; `failures`: consecutive
+    ticks that could not handle it; `held`: the run that holds it is open; `waiting`: the instant that waits for that
+    run."""
 
     id: int
     tenant_id: str
@@ -60,7 +61,7 @@ class Schedule:
 
 
 class Slot(NamedTuple):
-    """What becomes of one due instant, and why, where that needs a reason."""
+    """The decision on one due instant: its state, and the reason where one is needed."""
 
     due_at: datetime
     state: SlotState
@@ -70,7 +71,7 @@ class Slot(NamedTuple):
 @dataclass(frozen=True)
 class Decision:
     """The decision on all instants due until now; the last slot is the latest instant, the only one that may fire.
-    `uncounted`: how many earlier instants get no slot, because there are more than MOST_SLOTS."""
+    `uncounted`: the number of earlier instants that get no slot, because there are more than MOST_SLOTS."""
 
     slots: Sequence[Slot]
     uncounted: int
@@ -88,8 +89,14 @@ def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
 
 
+def not_fired(decision: Decision, why: str) -> Decision:
+    """Return the decision with its latest instant skipped instead of fired."""
+    *earlier, latest = decision.slots
+    return replace(decision, slots=(*earlier, latest._replace(state="skipped", reason=why)))
+
+
 def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
-    """Decide what becomes of the instants of a schedule that are due by `now` and not decided yet."""
+    """Decide on the instants of a schedule that are due by `now` and not decided yet."""
     table = schedule.timetable
     due, uncounted = table.latest(schedule.handled_until, now, MOST_SLOTS)
     handled_until = due[-1] if due else schedule.handled_until

@@ -1,7 +1,7 @@
-"""The scheduler: every second it decides on the due instants of schedules (a tick), on one replica at a time.
+"""The scheduler: a tick every second, on one replica at a time, decides on the due instants of schedules.
 
-A batch is one transaction: runs, slots, schedules and events are committed together or not at all, so that a
-crash neither loses nor doubles an instant. Lock order: schedules before everything else.
+A batch is one transaction: runs, slots, schedules and events are committed together or not at all, so that a crash
+neither loses nor doubles an instant. Lock order: schedules before everything else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_value
 from ecluse.engine.model.flow import Flow
-from ecluse.engine.runs.start import Start, start_runs
-from ecluse.engine.schedule.slot_decisions import Decision, FiringLimits, Schedule, decide, event_key
+from ecluse.engine.runs.start import KeyTaken, Start, start_runs
+from ecluse.engine.schedule.slot_decisions import Decision, FiringLimits, Schedule, decide, event_key, not_fired
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ UPDATE schedules SET next_due_at = ecluse_now() WHERE next_due_at > (SELECT eclu
 
 
 class TickResult(NamedTuple):
-    """What a tick did with one schedule."""
+    """The result of a tick for one schedule."""
 
     schedule_id: int
     status: str  # of its latest instant: fired, waiting, skipped, missed; or failed
@@ -103,16 +103,19 @@ class Scheduler:
 
 
 async def renew(pool: Pool) -> None:
-    """Have the next instants of schedules computed again that were computed with other time zone rules."""
+    """Make the schedules due whose next instants were computed with other time zone rules, so that the next tick
+    computes them again."""
     async with pool.connection() as connection:
         cursor = await connection.execute(RENEW, (ZONE_RULES,))
     if cursor.rowcount:
-        log.warning("new time zone rules: schedules are computed again", schedules=cursor.rowcount, rules=ZONE_RULES)
+        log.warning(
+            "scheduler: new time zone rules, due times are computed again", schedules=cursor.rowcount, rules=ZONE_RULES
+        )
 
 
 async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> list[TickResult]:
-    """Decide on the due instants of all schedules of these flows: store what becomes of each, and start the runs of
-    those that fire, BATCH schedules per transaction. Stop if another replica is ticking. Return the results, one per
+    """Decide on the due instants of all schedules of these flows: store the decisions, and start the runs of the
+    instants that fire, BATCH schedules per transaction. Stop if another replica is ticking. Return the results, one per
     schedule that had a due instant."""
     done: list[TickResult] = []
     orchestrated = {"flows": [name for name, flow in flows.items() if flow.story is not None]}
@@ -136,8 +139,8 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> li
 async def _handle(
     connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: FiringLimits
 ) -> list[TickResult]:
-    """Handle a batch as a whole; if that fails on data, in halves, until the culprit is alone: it keeps its instants,
-    and later ticks retry with backoff."""
+    """Handle a batch of schedules in one transaction; if that fails on data, in halves, until the invalid schedule is
+    alone. That one keeps its instants, and later ticks retry it with backoff."""
     if not due:
         return []
     try:
@@ -152,9 +155,14 @@ async def _handle(
             return first + await _handle(connection, flows, due[middle:], now, rules)
         (one,) = due
         why = storable(" ".join(str(error).split()))
+        if isinstance(error, KeyTaken):  # it stays taken: the instant is used up
+            log.error("scheduler: slot skipped, its event key is taken", schedule_id=one.id, error=why)
+            return await _store(connection, flows, [(one, not_fired(decide(one, now, rules), why))])
         again = now + min(BACK_OFF * 2 ** min(one.failures, 10), LONGEST_BACK_OFF)
         await connection.execute(PUT_FAILURE, (why, again, one.id))
-        log.error("a schedule could not be fired", schedule_id=one.id, tenant_id=one.tenant_id, error=why)
+        log.error(
+            "scheduler: schedule could not be fired, will retry", schedule_id=one.id, tenant_id=one.tenant_id, error=why
+        )
         return [TickResult(one.id, "failed", None, why)]
 
 

@@ -1,2 +1,2 @@
 """The work loop of a replica: claim items (order, fair shares, caps), execute them, judge their results, commit in
-groups, find what is complete."""
+groups, end complete stages and runs."""

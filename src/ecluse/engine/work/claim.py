@@ -20,8 +20,9 @@ from ecluse.engine.model.item import ClaimedItem, Item
 # and ends of runs to take effect.
 AHEAD_SECONDS = 0.1
 
-# Lanes of one claim; if items wait in more, the next claim goes on with those after them.
-LANES_AT_ONCE = 64
+# Lanes of one claim statement, whose cost grows with lanes times items. If items wait in more, the next one goes on
+# with those after them.
+LANES_AT_ONCE = 16
 # A loose index scan: one step per lane, whatever the number of items.
 WAITING_LANES = """
 WITH RECURSIVE waiting AS (
@@ -173,9 +174,9 @@ CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(o
 
 
 class Claimant(NamedTuple):
-    """The replica that claims, and what it can work on: `work` names the stages as "flow/stage", `weights` has the
-    weight of a call of each; an older program does not claim items of newer stages. Suspects (`suspects.py`) are
-    claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
+    """The replica that claims, and the work it can do: `work` names the stages as "flow/stage", so that an older
+    program does not claim items of newer stages; `weights` has the weight of a call of each. Suspects (`suspects.py`)
+    are claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
 
     replica: str
     work: list[str]

@@ -1,9 +1,9 @@
-"""Group commit: the results that have gathered are stored in one transaction, together with their effect. Intents of
-writes at vendors are committed with them; a write whose intent is not confirmed as committed is not sent.
+"""Group commit: the results that have gathered are stored in one transaction, together with their effects. Intents of
+writes at vendors are committed with them; a write is sent only after its intent is known to be committed.
 
-An item is done exactly when its effect is stored. Ids missing from the result of the compare-and-set were fenced out
-(their claim was taken over, or their run has ended) and are dropped. A batch that fails on data is split until the
-culprit is alone; that item fails STORE_FAILED, the rest commit.
+An item is done exactly when its effect is stored. Items missing from the result of the compare-and-set were fenced out
+(their claim was taken over, or their run has ended), and their results are dropped. A batch that fails on data is split
+until the invalid item is alone; that item fails STORE_FAILED, the rest commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection, Pool, together
 from ecluse.db.outage import is_unavailable, until_back
 from ecluse.db.query import fetch_rows
-from ecluse.engine.effects import protocol
+from ecluse.engine.effects import protocol, spend
 from ecluse.engine.effects.protocol import Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
@@ -95,7 +95,7 @@ SELECT id, claim_id FROM stored
 
 
 class Committer:
-    """Gathers results and intents of this replica's items and stores them in batches. `lanes` None: the ends of calls
+    """Gathers results and intents of this replica's items and stores them in batches. `lanes` None: results of calls
     are not recorded with their lanes."""
 
     def __init__(self, pool: Pool, replica: str, lanes: Lanes | None = None) -> None:
@@ -113,19 +113,19 @@ class Committer:
         self._something.set()
 
     async def intend(self, intent: Intent) -> Standing:
-        """Have the intent committed with the next batch, and return how its effect stands. Raises Fenced if its claim
-        was lost, a VendorError if it cannot be stored."""
+        """Commit the intent with the next batch, and return the state of its effect. Raise Fenced if its claim was
+        lost, a VendorError if it cannot be stored."""
         self.put(intent)
         return await intent.answer
 
     @property
     def backlog(self) -> int:
-        """How many results and intents wait for the next batch."""
+        """The number of results and intents that wait for the next batch."""
         return len(self._gathered)
 
     @property
     def uncommitted(self) -> list[ItemResult]:
-        """The results that are not known to be stored; intents are left out: after a stop, no call waits for them."""
+        """The results that are not known to be stored. Intents are left out: after a stop, no call waits for them."""
         return [one for one in self._committing + self._gathered if isinstance(one, ItemResult)]
 
     async def next_batch(self, slots: WorkerSlots) -> Sequence[ItemResult | Intent]:
@@ -140,8 +140,8 @@ class Committer:
         return self._committing
 
     async def commit(self, batch: Sequence[ItemResult | Intent]) -> list[ItemResult]:
-        """Store the batch, again and again while the database is unavailable; return the finished items whose stage
-        emits live events."""
+        """Store the batch, with retries while the database is unavailable; return the finished items whose stage emits
+        live events."""
         crashpoint("before commit")
         # A commit whose answer was lost may have succeeded: the compare-and-set makes the retry idempotent.
         await until_back("commit", partial(self._write, batch))
@@ -175,11 +175,12 @@ class Committer:
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
-        """Store the batch in one transaction, which has several statements only if intents, effects or a `save` need
-        them; then answer the intents."""
+        """Store the batch in one transaction, of several statements only if intents, effects or a `save` need them;
+        then answer the intents."""
         results = [one for one in batch if isinstance(one, ItemResult)]
         intents = [one for one in batch if isinstance(one, Intent)] if len(results) < len(batch) else []
         ended = [one.effect for one in results if one.effect is not None]
+        paid = {one.claim_key: one.settlement for one in results if one.settlement is not None}
         fences = {result.claim_id: result.fence for result in results}
         fences |= {intent.claimed.claim_id: intent.claimed.fence for intent in intents}
         parameters = {
@@ -191,7 +192,7 @@ class Committer:
         accepted: set[ClaimKey] = set()
         recorded: dict[ClaimKey, Standing] = {}
         async with self._pool.connection() as connection:
-            if intents or ended or any(one.stage.save and one.status == "succeeded" for one in results):
+            if intents or ended or paid or any(one.stage.save and one.status == "succeeded" for one in results):
                 async with together(connection):
                     if opening := {one.item.run_id for one in results if one.stage.opens and one.status == "succeeded"}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
@@ -206,6 +207,8 @@ class Committer:
                     if ended:
                         await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
                     await _save(connection, results, accepted)
+                    if paid:  # last: no lock is awaited while those on the totals are held
+                        await spend.settle(connection, paid)
                     crashpoint("in commit")
                 if intents:
                     crashpoint("after intent")
@@ -218,17 +221,21 @@ class Committer:
         self._over += [one for one in finished if one.stage.news]
         counters.items_finished.update([(one.item.flow, one.item.stage, one.status) for one in finished])
         if not all_in:
-            log.warning("commit: fenced out", items=len(results) - len(accepted), replica=self._replica)
+            log.warning(
+                "commit: results dropped, their claims were lost (fenced out)",
+                items=len(results) - len(accepted),
+                replica=self._replica,
+            )
 
 
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[ClaimKey]:
-    """Store the results of items; return those that were accepted. The others lost their claim (fenced)."""
+    """Store the results of items; return the claim keys of the accepted ones. The others lost their claim (fenced)."""
     return {(item, claim) for item, claim in await fetch_rows(connection, STORE, parameters, prepare=True)}
 
 
 async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
-    """Call the `save` of each stage once, with the accepted results of items that succeeded; of a paid stage, with
-    all."""
+    """Call the `save` of each stage once, with the accepted results of items that succeeded; for a paid stage, with all
+    results that succeeded."""
     by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
     for one in batch:
         # A paid result is saved even if the item is no longer this worker's; its outcome is not touched.

@@ -1,11 +1,12 @@
-"""After a commit: live events of finished items, and the stages and runs that may now be complete.
+"""Work after a commit: live events of finished items, and the end of stages and runs that are now complete.
 
 Two replicas that commit the last two items of a stage each see the other's item as open, so each replica checks once
 more after its commit. The replica that finds a stage complete wakes its gate or, where no workflow leads the run, ends
-the run. A sweep finds what a crash between the commit and the check left behind.
+the run. A sweep finds runs that a crash between the commit and the check left open.
 
 The checks run in rounds, because many cost little more than one: one round at a time and, while the worker holds other
-items, followed by a pause of twice its length."""
+items, followed by a pause of twice its length.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND
 
 
 async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
-    """Check the stages in `touched`, as (run id, stage): wake the gate of each that is complete or, where no workflow
-    leads the run, end the run if all its stages are."""
+    """Check the stages in `touched`, as (run id, stage): wake the gate of each complete stage or, where no workflow
+    leads the run, end the run if all its stages are complete."""
     if not touched:
         return
     async with pool.connection() as connection:
@@ -84,7 +85,7 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
 
 async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], end: RunEnd = NORMAL) -> None:
     """End these runs, all of `flow`, in batches; if a batch fails, one by one. A run that cannot be ended is logged: it
-    does not keep other runs open, and the sweeps that find it again each time go on."""
+    does not keep other runs open, and a later sweep tries it again."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
@@ -92,7 +93,11 @@ async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], 
         except Exception as error:  # the flow's `ended` may raise anything
             if is_unavailable(error):
                 raise
-            log.warning("closing runs together failed: one by one", runs=len(over), error=str(error).strip())
+            log.warning(
+                "completion: ending runs together failed, ending them one by one",
+                runs=len(over),
+                error=str(error).strip(),
+            )
         else:
             return
     for run in over:
@@ -119,14 +124,14 @@ async def _wake_parents(connection: Connection, ended: Sequence[Run]) -> None:
 
 @contextmanager
 def log_error_of_run(run_id: int) -> Iterator[None]:
-    """Log an error in the body: a run that cannot be closed must not keep the others open. An unavailable database is
-    raised."""
+    """Log an error in the body instead of raising it, so that other runs can go on. If the database is unavailable, the
+    error is raised."""
     try:
         yield
     except Exception as error:  # any error: the other runs go on
         if is_unavailable(error):
             raise
-        log.exception("closing failed", run_id=run_id)
+        log.exception("completion: run could not be closed", run_id=run_id)
 
 
 WAITING = "SELECT stage FROM stages WHERE run_id = %s AND ended_at IS NULL"
@@ -141,11 +146,11 @@ async def end_by_operator(
     by: str,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """End the run at once for an operator (`by`), in one transaction with what `record` writes, and wake the workflow
-    that waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had already
-    ended."""
+    """End the run at once on behalf of the operator `by`, in one transaction with what `record` writes, and wake the
+    workflow that waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had
+    already ended."""
     if not reason.strip():
-        raise InvalidInput("say why the run is ended: the reason stays with it")
+        raise InvalidInput("reason: required to end a run; it is stored with the run")
     gates = await fetch_column(connection, WAITING, (run.id,))
     end = RunEnd("operator", reason=reason.strip(), by=by)
     ended = await finalize.end_runs(connection, flow, [run], end, record) == 1
@@ -154,9 +159,32 @@ async def end_by_operator(
     return ended
 
 
+OPEN_STAGES = """
+SELECT s.stage, r.tenant_id, r.event_key FROM stages s JOIN runs r ON r.id = s.run_id
+WHERE s.run_id = ANY(%s) AND s.ended_at IS NULL AND r.orchestrated ORDER BY s.run_id
+"""
+
+
+async def end_all_by_operator(
+    connection: Connection, flows: Mapping[str, Flow], tenant: str, reason: str, *, by: str
+) -> int:
+    """End all open runs of a tenant whose flow is loaded, as an operator does; return how many. A run that cannot be
+    ended is logged, and stays open."""
+    is_open = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL AND flow = ANY(%s) ORDER BY id"
+    ids = await fetch_column(connection, is_open, (tenant, list(flows)))
+    gates = await fetch_rows(connection, OPEN_STAGES, (ids,))
+    end = RunEnd("operator", reason=reason.strip(), by=by)
+    runs = await lifecycle.load_runs(connection, ids)
+    for name in sorted({run.flow for run in runs}):
+        await end_together(connection, flows[name], [run for run in runs if run.flow == name], end)
+    for stage, tenant_id, event_key in gates:
+        await durable.wake(connection, workflow_id(tenant_id, event_key), gate.topic(stage))
+    return len(ids) - len(await fetch_column(connection, is_open, (tenant, list(flows))))
+
+
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
-    """Close the complete and overdue self-closing runs of one page, those with ids above `after`; return the id after
-    which the next page starts, 0 after the last page."""
+    """Close the complete and overdue self-closing runs of one page, which begins above the id `after`; return the id
+    after which the next page begins, 0 after the last page."""
     async with pool.connection() as connection:
         page = await fetch_column(connection, SELF_CLOSING, (list(flows), after))
         for run_id, stage in await fetch_rows(connection, OVERDUE, (page,)) if page else ():
@@ -189,7 +217,8 @@ async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive)
 
 
 class CompletionLoop:
-    """Sends live events and checks stages after the commits of a worker, in rounds."""
+    """Background task of a worker: after commits it emits live events and checks whether the stages of the committed
+    items are complete."""
 
     def __init__(self, pool: Pool, flows: Mapping[str, Flow], emit: EmitLive) -> None:
         self._pool = pool
@@ -202,11 +231,11 @@ class CompletionLoop:
         self._leaving = False
 
     def add(self, run_id: int, stage: str) -> None:
-        """Have the stage checked in the next round: the worker holds no item of it any more."""
+        """Queue the stage for a check in the next round: the worker holds no item of it any more."""
         self._pairs.add((run_id, stage))
 
     def committed(self, over: Sequence[ItemResult], busy: bool) -> None:
-        """Start a round after a commit, if none is under way. `over`: finished items whose stage emits live events;
+        """Start a round after a commit, if none is running. `over`: finished items whose stage emits live events;
         `busy`: the worker holds other items, so that the pause between two rounds is not cut short."""
         self._over += over
         if not busy:
@@ -215,7 +244,7 @@ class CompletionLoop:
             self._rounds = asyncio.create_task(self._close())
 
     async def finish(self) -> None:
-        """Finish the rounds without further pauses, at the stop of the process."""
+        """Finish the pending checks without further pauses, at the stop of the process."""
         self._leaving = True
         self._nothing_left.set()
         if self._rounds is not None:

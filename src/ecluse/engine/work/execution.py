@@ -1,4 +1,4 @@
-"""One execution of a claimed item, step by step: wait for its start; call, with no transaction open; judge the answer;
+"""One execution of a claimed item: wait for its start, call the work with no transaction open, judge the answer, and
 return the result for the committer."""
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import structlog
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.outage import is_unavailable
-from ecluse.engine.effects.paid import PaidCalls
+from ecluse.engine.effects.paid import OverBudget, PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
 from ecluse.engine.lanes.registry import Closed, Lanes
@@ -29,15 +30,15 @@ from ecluse.engine.work.worker_slots import WorkerSlot
 
 log = structlog.get_logger(__name__)
 
-IN_DOUBT = "what became of its last write is found out first"
+IN_DOUBT = "its last write is in doubt: whether it was applied is checked first"
 UNAVAILABLE = "the database is unavailable"
 
 Answer = Result | VendorError | datetime
 
 
 class Executor:
-    """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts` are those of the
-    flows, by name; `chance` gives the jitter of retries."""
+    """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts`: the work contexts
+    of the flows, by name; `chance`: the source of the jitter of retries."""
 
     def __init__(
         self,
@@ -63,6 +64,12 @@ class Executor:
 
     async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
         """Execute the item; return the result to be stored, or None if the item is no longer this worker's."""
+        result = await self._execute(slot, claimed)
+        if result is not None and self._paid.may_be_reserved(claimed.item.id):
+            return result._replace(settlement=verdict.settlement(result))
+        return result
+
+    async def _execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
         stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
         try:
             if claimed.start_at is not None:
@@ -76,6 +83,8 @@ class Executor:
             return self._judge(stage, claimed, answer, effect)
         except Closed:
             return release(stage, claimed)
+        except OverBudget as over:
+            return self._judge(stage, claimed, over.postponed, None)
         except asyncio.CancelledError as error:
             return self._interrupted(slot, stage, claimed, error)
         except Fenced:
@@ -90,14 +99,16 @@ class Executor:
             return self._failed(stage, claimed, error)
 
     async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
-        """Do the work, or the write, of the item; return the answer, and the end of the write's effect. An item that is
-        given up on is not executed, but a write of it that is in doubt is still read back."""
+        """Call the work, or perform the write, of the item; return the answer, and the new state of the write's effect.
+        An item that is given up is not executed, but its write is still read back if it is in doubt."""
         item, context = claimed.item, self._contexts[claimed.item.flow]
         spent = verdict.give_up_reason(stage, claimed) if item.crashes or item.executions else None
         if spent is not None and (claimed.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
             return spent, None
         if isinstance(stage.work, Write):
             return await self._writes.perform(stage.work, context, claimed, spent)
+        if stage.paid:
+            context = replace(context, begin_paid=partial(self._paid.begin, context, claimed))
         return await stage.work(context, item), None
 
     def _judge(self, stage: Stage, claimed: ClaimedItem, answer: Answer, effect: EffectEnd | None) -> ItemResult:
@@ -105,8 +116,9 @@ class Executor:
             self._lanes.record_result(claimed, None, called=self._called(stage, claimed.item))
         item, claim_id, fence, *_ = claimed
         match answer:
-            case Done(value, kept):
-                return ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+            case Done(value, kept, cost):
+                done = ItemResult(item, stage, claim_id, fence, "succeeded", result=value, effect=effect, kept=kept)
+                return done if cost is None else done._replace(cost=cost)
             case Ignored(reason, code):
                 return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
@@ -121,8 +133,8 @@ class Executor:
     def _interrupted(
         self, slot: WorkerSlot, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
     ) -> ItemResult | None:
-        """Return the result of a call that was cancelled: it was too late, its run has ended (None), or its own code
-        cancelled it. If the process stops, the error is raised."""
+        """Return the result of a call that was cancelled: because it exceeded its time limit, because its run has ended
+        (None), or by its own code. If the process stops, the error is raised."""
         match slot.reset():
             case "late" if claimed.item.id in self._awaiting_permit:
                 return release(stage, claimed)  # waiting for the lane's rate is no execution
@@ -149,7 +161,7 @@ class Executor:
         return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
 
     def _called(self, stage: Stage, item: Item) -> bool:
-        """Return whether the vendor was called: paid work announces its call (`pay`), other work always calls."""
+        """Return True if the vendor was called: paid work announces its call (`pay`), other work always calls."""
         return not stage.paid or item.id in self._paid
 
     async def _reserve(self, item: Item) -> None:
@@ -161,12 +173,13 @@ class Executor:
         return self._alive() and not self._stopping and item.run_id not in self._ended_runs
 
     def stop_sending(self) -> None:
-        """Send no further write: this process stops."""
+        """Refuse to send further writes, because this process stops."""
         self._stopping = True
 
     def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
-        """Send no further write of the runs in `ended`, and keep other runs from paying for what is being paid for in
-        them. `held`: the runs of which this worker holds items; `executing`: the items that are being executed."""
+        """Refuse to send further writes of the runs in `ended`, and keep the leases of their paid calls in flight, so
+        that no other run pays for the same. `held`: the runs of which this worker holds items; `executing`: the items
+        that are being executed."""
         self._ended_runs = self._ended_runs & held | ended
         self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
 
@@ -179,7 +192,7 @@ class Executor:
         return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
 
     def forget(self, one: ClaimedItem | ItemResult) -> None:
-        """Forget an item whose result is stored, or whose claim is lost."""
+        """Drop the state kept for an item whose result is stored, or whose claim is lost."""
         if self._writes.phase:
             self._writes.phase.pop(one.claim_key, None)
         self._awaiting_permit.discard(one.item.id)

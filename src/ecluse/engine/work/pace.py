@@ -17,8 +17,8 @@ MEASURE_SECONDS = 0.03
 
 
 class Pace:
-    """Decides when a worker with so many slots claims, and how many items it may hold. The worker reports what it does;
-    `now` is the monotonic clock."""
+    """Decides when a worker with `slots` worker slots claims, and how many items it may hold. The worker reports its
+    claims and finished items; `now` is the monotonic clock."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -32,20 +32,21 @@ class Pace:
         self._empty_until = 0.0
 
     def measure(self, now: float, finished: int) -> None:
-        """Measure the pace from the number of items finished since the worker started."""
+        """Measure the pace; `finished` is the number of items finished since the worker started."""
         if now - self._measured_at >= MEASURE_SECONDS:
             self._per_second = (finished - self._finished) / (now - self._measured_at)
             self._finished, self._measured_at = finished, now
 
     @property
     def capacity(self) -> int:
-        """How many items the worker may hold: one per slot, and those that will be finished within AHEAD_SECONDS."""
+        """The number of items that the worker may hold: one per slot, and those that it will finish within
+        AHEAD_SECONDS."""
         return min(self._slots + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
-        """Return the seconds to wait before the next check; 0: claim now. `room`: how many items could be claimed;
-        `in_hand`: the worker holds items. A finished item is held until it is stored: until then it counts against the
-        caps of its lane."""
+        """Return the seconds to wait before the next check; 0: claim now. `room`: the number of items that could be
+        claimed; `in_hand`: the worker holds items. (An item is held until its result is stored; until then it counts
+        against the caps of its lane.)"""
         if room > 0 and not in_hand:
             return 0.0
         # Room that is worth a claim: the slots that become free within one poll, at most a quarter of the capacity.
@@ -61,11 +62,11 @@ class Pace:
         self._claimed_at, self._ended, self._woken = now, 0, False
 
     def claimed(self, room: int, got: int) -> None:
-        """Note that a claim for at most `room` items got so many."""
+        """Note that a claim for at most `room` items returned `got` items."""
         self._short = got < room
 
     def ended(self, items: int) -> None:
-        """Note that the worker does not hold so many items any more."""
+        """Note that the worker no longer holds this number of items."""
         self._ended += items
 
     def wake(self) -> None:

@@ -1,5 +1,5 @@
-"""Release of claims whose holder is gone, or never learned of them: their items are opened again, and the claims get a
-higher fence, so that no result of the former holder is stored."""
+"""Release of claims whose holder is gone or has never learned of them: their items are opened again, and the claims get
+a higher fence, so that no result of the former holder is stored."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ FROM opened HAVING count(*) > 0
 
 
 async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
-    """Release this replica's claims whose ids are not in `known`, the claims of the items that its worker holds: the
-    response to such a claim was lost with its connection."""
+    """Release this replica's claims whose ids are not in `known`, which are the claims of the items that its worker
+    holds: the response to the other claims was lost with its connection."""
     await connection.execute(RELEASE, {"replica": replica, "known": known, "least": 0})

@@ -1,9 +1,9 @@
 """Suspects: items that may crash the worker that executes them. One death of a worker that held an item is no evidence:
-most deaths have another cause, and a worker holds hundreds of items. An item becomes a suspect when it was held at
-nearly every death since its first one; it is then run in small groups, at last alone, and only deaths of workers that
-ran it alone make it poison.
+most deaths have another cause, and a worker holds hundreds of items. An item becomes a suspect if it was held at nearly
+every death since the first death of one of its workers; it is then run in small groups, at last alone, and only deaths
+of workers that ran it alone make it poison.
 
-At each take-over from a dead worker SQL counts and `judge` decides; the decision is stored with the item.
+At each take-over from a dead worker, SQL counts the deaths and `judge` decides; the decision is stored with the item.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUERY_SECONDS = 1.0  # between two queries for waiting suspects
 
 
 class Suspicion(IntEnum):
-    """How an item is run, by what the deaths of its workers say about it; stored in `items.suspicion`."""
+    """How an item is run, given the deaths of workers that held it; stored in `items.suspicion`."""
 
     NONE = 0
     TENTH = 1  # a worker holds suspects of this kind in a tenth of its slots, beside other work
@@ -45,8 +45,8 @@ class Suspicion(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Deaths, since the first worker died that held this item, of workers that could have claimed it. Workers that died
-    while another item ran alone are left out: their deaths say nothing about this one."""
+    """Deaths of workers that could have claimed an item, counted since the first death of a worker that held it.
+    Workers that died while another item ran alone are left out: their deaths say nothing about this one."""
 
     crashes: int  # of workers that held it
     deaths: int  # of workers that held it or not, without those that ran it alone
@@ -73,8 +73,8 @@ def judge(seen: Evidence) -> Suspicion:
 
 
 def group_sizes(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
-    """Return, per kind of suspects (`Suspicion`), how many a worker with so many slots may hold at once; 1: alone,
-    without any other item. `waiting`: how many of each kind wait."""
+    """Return, per kind of suspects (`Suspicion`), the number that a worker with `slots` slots may hold at once; 1 means
+    alone, without any other item. `waiting`: the number of waiting suspects per kind."""
     few = sum(waiting.values()) <= FEW
     sizes = {Suspicion.TENTH: slots // 10, Suspicion.HUNDREDTH: slots // 100}
     return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
@@ -106,8 +106,8 @@ SELECT count(*) FROM crew o JOIN crew me ON me.id = %(replica)s WHERE (o.n, o.id
 
 
 class SuspectClaims:
-    """Decides what a worker may claim while suspects wait. A suspect that must run alone is claimed only when the
-    worker holds no item, and nothing else is claimed while it runs."""
+    """Decides which claims a worker may make while suspects wait. A suspect that must run alone is claimed only when
+    the worker holds no item, and nothing else is claimed while it runs."""
 
     def __init__(self, claimant: Claimant, slots: int) -> None:
         self._claimant = claimant
@@ -137,8 +137,9 @@ class SuspectClaims:
         self._query_at = now + QUERY_SECONDS
 
     def allowed(self, slots: WorkerSlots, room: int, *, holds_items: bool) -> list[tuple[Claimant, int]]:
-        """Return the claims that the worker may make now, each with its largest number of items: of suspects, then of
-        all other items. `room`: how many items it wants; `holds_items`: it holds items that are not stored yet."""
+        """Return the claims that the worker may make now, each with its largest number of items: claims of suspects,
+        then of all other items. `room`: the number of items that it wants; `holds_items`: it holds items that are not
+        stored yet."""
         self.runs_alone = self.runs_alone and holds_items
         alone = [kind for kind, most in self.limits.items() if most == 1]
         if self.runs_alone or (alone and holds_items and self._emptying):

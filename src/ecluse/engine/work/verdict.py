@@ -1,10 +1,11 @@
-"""The result of an execution as the committer stores it; and what follows from an execution that failed or was
+"""The result of an execution as the committer stores it; and the verdict on an execution that failed or was
 interrupted: a release, a retry or a failure."""
 
 from __future__ import annotations
 
 import random
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import structlog
@@ -15,6 +16,7 @@ from ecluse.base.text import storable
 from ecluse.engine.effects.protocol import EffectEnd, again_or_never
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import Spared
+from ecluse.engine.model.budget import Settlement
 from ecluse.engine.model.flow import Stage, Write
 from ecluse.engine.model.item import ClaimedItem, ClaimKey, Item, Postponed
 from ecluse.engine.model.retry import Retry, decide
@@ -24,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 
 class ItemResult(NamedTuple):
-    """The result of one execution, ready to be stored. `open`: the item is to be executed again, at `due_at`; this one
-    counts as an execution only if it has an error, and not for an `outage`. `order_at` is a new position in the
-    queue."""
+    """The result of one execution, ready to be stored. Status `open`: the item is to be executed again, at `due_at`;
+    the execution is then counted only if it has an error that is not an `outage`. `order_at` is a new position in the
+    queue. `cost` is that of a paid call, if it is known; `settlement` what becomes of the cost reserved for it."""
 
     item: Item
     stage: Stage
@@ -45,13 +47,15 @@ class ItemResult(NamedTuple):
     postponed: Postponed | None = None
     outage: bool = False
     order_at: datetime | None = None
+    cost: Decimal | None = None
+    settlement: Settlement | None = None
 
     @property
     def claim_key(self) -> ClaimKey:
         return self.item.id, self.claim_id
 
     def row(self) -> bytes:
-        """Return the input row of the committer's STORE for this result, as JSON."""
+        """Return this result as JSON, in the form of an input row of the committer's STORE."""
         stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
         if self.result is not None:
             stored["result"] = self.result
@@ -74,7 +78,7 @@ class ItemResult(NamedTuple):
         return to_json(stored)
 
     def unstorable(self, why: str) -> ItemResult:
-        """Return the result with which the item fails because this one could not be stored; `why` is the error."""
+        """Return the failed result that replaces this one because it could not be stored; `why` is the error."""
         return self._replace(
             status="failed",
             result=None,
@@ -95,7 +99,7 @@ def release(
     stage: Stage, claimed: ClaimedItem, at: datetime | None = None, effect: EffectEnd | None = None
 ) -> ItemResult:
     """Return the result that puts the item back into the queue in its old position, without counting an execution.
-    `at`: when it is due again; None: at once, as soon as its lane permits. `effect`: the state of its write by now."""
+    `at`: when it is due again; None: as soon as its lane permits. `effect`: the present state of its write."""
     return ItemResult(claimed.item, stage, claimed.claim_id, claimed.fence, "open", due_at=at, effect=effect)
 
 
@@ -110,9 +114,9 @@ def failed(
     chance: random.Random,
     spared: Spared | None = None,
 ) -> ItemResult:
-    """Return the result that follows from an error: retry or failure. `in_doubt`: the execution was interrupted while a
-    write was in flight. `spared`: the failure is the vendor's and uses up no execution; a write in doubt uses one all
-    the same. `chance` gives the jitter of the backoff."""
+    """Log a failed execution and return its result: a retry or a failure. `error` ended the execution; `in_doubt`: it
+    was interrupted while a write was in flight. `spared`: the failure is the vendor's fault and counts no execution,
+    except for a write in doubt. `chance` is the source of the jitter of the backoff."""
     item = claimed.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
@@ -136,6 +140,7 @@ def failed(
         http_status=error.status if isinstance(error, VendorError) else None,
         ambiguous=isinstance(error, VendorError) and error.ambiguous,
         effect=effect,
+        cost=error.cost if isinstance(error, VendorError) else None,
     )
     if spared is not None:
         log.debug("vendor down", **item.log_fields, code=code, error=text)
@@ -149,11 +154,23 @@ def failed(
     return result._replace(permanent=verdict.permanent)
 
 
+def settlement(result: ItemResult) -> Settlement:
+    """Return what becomes of the cost that was reserved for the call of this execution: it is released only if the call
+    was certainly not made, or not charged."""
+    if result.status == "succeeded" or result.cost is not None:
+        return Settlement("settled", result.cost)
+    if result.ambiguous or result.error_code == "BUG" or result.status == "ignored":
+        return Settlement("unknown")
+    return Settlement("released")
+
+
 def give_up_reason(stage: Stage, claimed: ClaimedItem) -> VendorError | None:
-    """Return the error with which the item is given up on before it is executed, or None if it may be executed."""
+    """Return the error with which the item is given up before it is executed; None if it may be executed."""
     item = claimed.item
     if claimed.suspicion >= Suspicion.POISON:
-        died = f"{item.crashes} workers died with this item in hand, {claimed.solo_deaths} of them while it ran alone"
+        died = (
+            f"{item.crashes} workers died while they held this item, {claimed.solo_deaths} of them while it ran alone"
+        )
         return PermanentError(died, code="WORKER_CRASHED")
     # Its executions are used up: it was claimed only to find out what became of its last send.
     if isinstance(stage.work, Write) and item.executions >= stage.retry.executions:

@@ -1,6 +1,6 @@
 """The claim loop: claim as many items as there are free worker slots. Each slot executes one item (`execution.py`) and
-hands the result to the committer. NOTIFY wakes the loop, a slow poll is the fallback; `pace.py` says when to claim how
-much, `suspects.py` what may be claimed while suspects wait."""
+passes the result to the committer. NOTIFY wakes the loop, a slow poll is the fallback; `pace.py` decides when to claim
+how many items, `suspects.py` which claims are allowed while suspects wait."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Worker:
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """Drop the items of runs that have ended: those not started are forgotten, reads are cancelled, writes and paid
-        calls finish."""
+        """Drop the items of runs that have ended: items that have not started are forgotten, reads are cancelled,
+        writes and paid calls finish."""
         held = self.runs_in_hand
         ended = held.intersection(run_ids)
         self._executor.runs_ended(ended, held, self.slots.executing)
@@ -121,13 +121,14 @@ class Worker:
             )
 
     async def drain(self, grace: float) -> None:
-        """Send no further write and let running calls finish for at most `grace` seconds, after `run` was cancelled."""
+        """Stop sending writes, and let running calls finish for at most `grace` seconds. Called after `run` was
+        cancelled."""
         self._executor.stop_sending()
         await self.slots.drain(grace)
 
     async def flush(self, grace: float) -> None:
-        """Store the remaining results and check what is complete, after `drain` and after `commit_results` was
-        cancelled; for at most `grace` seconds or FLUSH_SECONDS, whichever is longer."""
+        """Store the remaining results and check for complete stages, for at most `grace` seconds or FLUSH_SECONDS,
+        whichever is longer. Called after `drain`, once `commit_results` was cancelled."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 if batch := self.committer.uncommitted:
@@ -141,7 +142,7 @@ class Worker:
                 await self._wake.wait()
 
     async def _claim(self, room: int) -> int:
-        """Claim at most `room` items and give them to the slots; return how many. After a claim that failed, claims
+        """Claim at most `room` items and give them to the slots; return their number. If the last claim failed, claims
         that may have been committed all the same are released first."""
         count = 0
         self._pace.claiming(self._clock.monotonic())
@@ -235,7 +236,8 @@ class Worker:
             self.committer.put(result)
 
     async def _commit(self, batch: Sequence[ItemResult | Intent]) -> None:
-        """Store the batch, set the alarm for items that are due later, and check what may be complete now."""
+        """Store the batch, set the alarm for items that are due later, and have stages checked that may be complete
+        now."""
         over = await self.committer.commit(batch)
         results = [one for one in batch if isinstance(one, ItemResult)]
         for result in results:
@@ -250,8 +252,8 @@ class Worker:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
     def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
-        """Forget items whose results are stored, or whose claims are lost; stages of which no item is held any more go
-        to the completion loop."""
+        """Drop the state kept for items whose results are stored or whose claims are lost; pass stages of which no item
+        is held any more to the completion loop."""
         self._pace.ended(len(ended))
         for one in ended:
             self._executor.forget(one)

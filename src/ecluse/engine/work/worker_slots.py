@@ -18,7 +18,7 @@ from ecluse.engine.work.claim import SlotsLeft
 
 WATCH_SECONDS = 0.5
 LAST_SECONDS = 1.0  # for work that cleans up when cancelled, or ignores it
-# A slot yields after so many items: items that never wait would otherwise block the event loop.
+# A slot yields after this many items: items that never wait would otherwise block the event loop.
 IN_A_ROW = 64
 
 
@@ -27,8 +27,8 @@ Owner = tuple[str, str]  # of a call: the declared lane and the tenant
 
 
 class WorkerSlot:
-    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `reset` then returns
-    which of the two."""
+    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `reset` then returns the
+    reason."""
 
     __slots__ = ("claimed", "deadline", "idle", "task", "why")
 
@@ -40,14 +40,14 @@ class WorkerSlot:
         self.task: asyncio.Task[None] | None = None
 
     def interrupt(self, why: Why) -> None:
-        """Cancel the call of this slot, unless it is being interrupted already."""
+        """Cancel the call of this slot for the reason `why`, unless it is being interrupted already."""
         if self.task is not None and self.why is None:
             self.why = why
             self.task.cancel()
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether the slot itself is cancelled, because the worker stops."""
+        """True if the task of the slot itself is being cancelled, because the worker stops."""
         return self.task is not None and self.task.cancelling() > 0
 
     def reset(self) -> Why | None:
@@ -104,7 +104,7 @@ class WorkerSlots:
 
     @property
     def claimed(self) -> list[ClaimedItem]:
-        """The items in the slots, and those that wait for one."""
+        """The items in the slots, and the items that wait for a slot."""
         return [*self.ready, *self.executing]
 
     def queued(self, ahead: int) -> int:
@@ -138,7 +138,7 @@ class WorkerSlots:
         return None
 
     def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
-        """Cancel the running calls of the items that are `useless`."""
+        """Cancel the running calls of the items for which `useless` returns True."""
         for slot in self._slots:
             if slot.claimed is not None and useless(slot.claimed):
                 slot.interrupt("dropped")
@@ -159,7 +159,8 @@ class WorkerSlots:
                 idle.set_result(None)
 
     def drop(self, useless: Callable[[ClaimedItem], bool]) -> list[ClaimedItem]:
-        """Remove the `useless` items that have not started, and return them. Running calls are for `interrupt`."""
+        """Remove the items from `ready` for which `useless` returns True, and return them. (`interrupt` cancels running
+        calls.)"""
         dropped: list[ClaimedItem] = []
         kept: deque[ClaimedItem] = deque()
         for claimed in self.ready:  # ask once per item: the answer may change with time

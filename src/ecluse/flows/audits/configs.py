@@ -1,4 +1,5 @@
-"""Audit configs of a tenant, and their versions. A version never changes, so that an audit can show what was asked."""
+"""Audit configs of a tenant, and their versions. A version never changes, so that an audit can show the exact texts and
+steps that it was made with."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ ORDER BY id
 
 
 class ConfigVersion(NamedTuple):
-    """The current version of a config, which an audit made now refers to."""
+    """The current version of a config, to which a new audit refers."""
 
     id: int
     version: int
@@ -42,7 +43,7 @@ class ConfigVersion(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The configs to audit with. `unknown` and `inactive` are ids that were asked for and are not in `configs`."""
+    """The configs to audit with. `unknown` and `inactive` are requested ids that are not in `configs`."""
 
     configs: list[ConfigVersion]
     unknown: list[int]
@@ -79,8 +80,8 @@ async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) 
 
 
 async def update(connection: Connection, tenant: str, config_id: int, given: Mapping[str, Any]) -> Row:
-    """Update a config and return its row. It gets a new version if what it asks has changed; switching it on or off, or
-    unchanged values, make none. Raises NotFound."""
+    """Update a config and return its row. A changed text, step or model makes a new version; switching it on or off, or
+    unchanged values, make none. Raise NotFound if there is no such config."""
     known = await show(connection, tenant, config_id, lock=True)
     changed = {name: value for name, value in given.items() if value != known[name]}
     if not changed:
@@ -110,7 +111,8 @@ async def delete(connection: Connection, tenant: str, config_id: int) -> None:
 
 
 async def show(connection: Connection, tenant: str, config_id: int, *, lock: bool = False) -> Row:
-    """Return the row of a config, locked until the end of the transaction with `lock`. Raises NotFound."""
+    """Return the row of a config; raise NotFound if there is none. `lock`: keep it locked until the end of the
+    transaction."""
     sql = f"SELECT {COLUMNS} FROM audit_configs WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
     row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
     if row is None:
@@ -138,9 +140,9 @@ async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -
 
 
 def _stored(value: Any) -> Any:
-    """Return a value as a parameter of its column."""
+    """Return the value as a statement parameter: a list as JSON."""
     return Jsonb(value) if isinstance(value, list) else value
 
 
 def _missing(config_id: int) -> NotFound:
-    return NotFound(f"there is no audit config {config_id}")
+    return NotFound(f"There is no audit config {config_id}.")

@@ -41,7 +41,7 @@ LEFT JOIN audit_configs c ON c.tenant_id = k.tenant_id AND c.id = k.config_id AN
 
 @dataclass(frozen=True)
 class Config:
-    """Knobs of audits, whichever flow runs them."""
+    """Knobs of audits, for all flows that have an audit stage."""
 
     concurrency: int = 20
     per_minute: float | None = None
@@ -59,7 +59,7 @@ def audit_stage(
     incomplete: str = "Audit not finished in time (timeout/stall)",
 ) -> Stage:
     """Build the stage for items of `plan_audits`, of a flow whose `vendors` are `connections.registry.Vendors`.
-    `max_wait`, `poll` and `rounds` are those of the stage's gate; `incomplete` is the error of audits that are not
+    `max_wait`, `poll` and `rounds` are settings of the stage's gate; `incomplete` is the error of audits that are not
     finished in time. The flow must call `record_failures` when its runs end."""
     return Stage(
         STAGE,
@@ -101,8 +101,8 @@ class Audit:
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Plan the audit of each new run. Raises NotFound or Refused if its fiche or config cannot be audited, and
-        Conflict if its tenant has no connection to a model."""
+        """Plan the audit of each new run and open its stage. Raise NotFound or Refused if its fiche or config cannot be
+        audited, and Conflict if its tenant has no connection to a model."""
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
@@ -120,15 +120,15 @@ class Audit:
 def _require(run: Run, fiche: int | None, config: int | None, active: bool | None) -> None:
     """Raise if the fiche or the config of a run does not exist, or the config is disabled."""
     if fiche is None:
-        raise NotFound(f"there is no fiche {run.input['fiche_id']}: it has to be fetched and transcribed first")
+        raise NotFound(f"There is no fiche {run.input['fiche_id']}: it has to be fetched and transcribed first.")
     if config is None:
-        raise NotFound(f"there is no audit config {run.input['audit_config_id']}")
+        raise NotFound(f"There is no audit config {run.input['audit_config_id']}.")
     if not active:
         message = f"Audit config {config} is not active: switch it on, or choose another."
         raise Refused(409, "CONFIG_INACTIVE", message)
 
 
 async def _ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """Mark the audits of ended runs that have failed."""
+    """Mark the failed audits of ended runs as failed, by `record_failures`. The `ended` of the flow."""
     await store.record_failures(connection, [run.id for run in runs])
     return ()

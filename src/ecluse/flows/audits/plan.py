@@ -1,5 +1,5 @@
-"""Planning of a run's audits: a row and an item each. The row is inserted before any worker claims the item, so that
-what was asked for is on record; planning the same twice adds nothing."""
+"""Planning of a run's audits: one row and one item each. The row is inserted before any worker claims the item, so that
+every requested audit is recorded; planning the same audit twice adds nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ WHERE a.run_id = ANY(%s) ORDER BY a.run_id, a.fiche_cache_id, a.audit_config_id
 
 @dataclass(frozen=True, slots=True)
 class NewAudit:
-    """An audit to plan, by tenant, run, fiche id and config version; `rlm` is passed on as it is, `source` says who
-    asked for it."""
+    """An audit to plan: tenant, run, fiche id, config and its version. `rlm` is stored with it unchanged; `source` is
+    the trigger of the audit."""
 
     tenant: str
     run: int
@@ -61,14 +61,12 @@ async def plan_audits(
     model: str | None = None,
     use_rlm: bool = False,
     schedule_id: int | None = None,
-    trigger_source: Trigger = "automation",
 ) -> list[NewItem]:
-    """Plan an audit of every fiche with every config. Returns the items, each with its row, for a stage made by
-    `audit_stage`, whose lane is `lane`; `model` is that of the environment. A fiche that is not in the cache has no
-    item."""
-    source: tuple[bool, Trigger, int | None] = (use_rlm, trigger_source, schedule_id)
+    """Plan an audit of every fiche with every config. Return the items, each with its row, for a stage made by
+    `audit_stage`, whose lane is `lane`; `model` is that of the environment. A fiche that is not in the cache gets
+    none."""
     wanted = [
-        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, *source)
+        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
         for config in configs
     ]
@@ -78,7 +76,7 @@ async def plan_audits(
 async def plan(
     connection: Connection, wanted: Sequence[NewAudit], lane: Lane, model: str | None
 ) -> dict[int, list[NewItem]]:
-    """Insert the audits of many runs, each once. Returns the items of each run by its id. Each is called in the lane,
+    """Insert the audits of many runs, each once. Return the items by run id. Each is called in the lane,
     beneath `lane`, of its tenant's connection and of its config's model, where that is not the connection's own."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):

@@ -1,5 +1,5 @@
-"""Search for a quote in transcripts. Whitespace, case, the encoding of accents and typographic quotes make no
-difference; every word does."""
+"""Search for a quote in transcripts. Differences in whitespace, case, encoding of accents and typographic quotes are
+ignored; every word must match."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NEAR = 1_000  # characters
 
 
 class Found(NamedTuple):
-    """Where a quote was found."""
+    """The place at which a quote was found."""
 
     call_id: str
     position: int  # of its first character, in the recording's text
 
 
 class Spoken:
-    """The text of one recording, to search quotes in."""
+    """The text of one recording, in which quotes are searched."""
 
     def __init__(self, call_id: str, text: str) -> None:
         self.call_id, self.text = call_id, text
@@ -32,8 +32,8 @@ class Spoken:
         return plain(self.text)
 
     def find(self, quote: str, wanted: str) -> int | None:
-        """Return the position of a quote, or None. `wanted` is its plain form. Most quotes are verbatim, so the faster
-        exact search comes first."""
+        """Return the position of a quote in the text, or None; `wanted` is its plain form. Most quotes are verbatim, so
+        the faster exact search comes first."""
         if (at := self.text.find(quote)) >= 0:
             return at
         at = self._plain.find(wanted)
@@ -51,7 +51,7 @@ class Spoken:
 
 
 def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
-    """Find a quote in the first recording that has it; None if none has."""
+    """Find a quote in the first recording that contains it; return None if no recording does."""
     quote = quote.strip()
     wanted = plain(quote).strip('"')
     if not wanted:

@@ -17,7 +17,7 @@ LONGEST_COMMENT = 10_000
 
 
 class Step(BaseModel):
-    """One thing to judge. Its share in the score is its weight; a step of weight 0 is only commented on."""
+    """One criterion of an audit. Its weight is its share in the score; a step of weight 0 is judged, but not scored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -55,7 +55,7 @@ _GIVEN = TypeAdapter(dict[str, _Given])
 
 
 def checked(steps: list[Step]) -> list[Step]:
-    """Return the steps if they can be scored: names differ, and at least one has a weight. Raises ValueError
+    """Return the steps if they can be scored: all names differ, and at least one step has a weight. Raise ValueError
     otherwise."""
     names = [step.name for step in steps]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -69,7 +69,7 @@ Steps = Annotated[list[Step], Field(min_length=1, max_length=MOST_STEPS), AfterV
 
 
 def key_of(position: int) -> str:
-    """Return the name of a step in an answer, counted from 1: the steps' own names may be anything."""
+    """Return the property name of a step in an answer, by its position from 1: the step's own name may be any text."""
     return f"step_{position}"
 
 
@@ -93,8 +93,8 @@ def schema(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def read(steps: Sequence[Step], content: Any) -> list[Answered]:
-    """Parse an answer, in the order of the steps. Raises ValueError if it breaks the schema, which not every server
-    enforces."""
+    """Parse the model's answer; return the answers in the order of the steps. Raise ValueError if it breaks the schema,
+    which not every server enforces."""
     given: Mapping[str, _Given] = _GIVEN.validate_python(content)
     wanted = {key_of(n): step for n, step in enumerate(steps, 1)}
     if set(given) != set(wanted):

@@ -1,9 +1,9 @@
-"""Write ended audits to their table, set-based, and mark the latest audit of each fiche and config: the one that ended
+"""Storing of ended audits, set-based, and of which audit is the latest of its fiche and config: the one that ended
 last.
 
 A success is written in the commit that makes its item done. A failure is written up to twice: by `news`, right after
 the commit, so that subscribers who receive the event find it in the table; and reliably by `record_failures`, in the
-transaction that ends the run. A paid result is written whenever it arrives, over a failure, too; a completed audit is
+transaction that ends the run. A paid result is written whenever it arrives, even over a failure; a completed audit is
 never written again.
 
 A transaction that ends audits locks their fiches first, by (tenant, fiche id), like every transaction that locks
@@ -70,14 +70,14 @@ WHERE a.run_id = ANY(%(runs)s) AND a.status IN ('pending', 'running')
 
 
 async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Write completed audits, in the commit that finishes their items: the stage's `save`."""
+    """Write completed audits, in the commit that finishes their items. Used as the stage's `save`."""
     rows = [_end(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
     await _finish(connection, rows)
 
 
 async def record_failures(connection: Connection, run_ids: Collection[int]) -> None:
-    """Mark as failed the audits of these runs whose items have failed or, in an ended run, were never dispatched. For
-    `Flow.ended` of every flow with an audit stage; a gate may call it before it counts. Idempotent."""
+    """Mark audits of these runs as failed if their items have failed or, in an ended run, were never dispatched. Called
+    by `Flow.ended` of every flow with an audit stage; a gate may call it before it counts. Idempotent."""
     found = [
         _end({"audit_id": audit, "fiche_cache_id": fiche}, "failed", error_code=code, error=error)
         for audit, fiche, code, error in await fetch_rows(connection, FAILED, {"runs": list(run_ids), "stage": STAGE})
@@ -88,7 +88,7 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
 
 
 async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
-    """Write failed audits, and return the events about all that are over: the stage's `news`."""
+    """Write failed audits, and return the realtime events about all finished ones. Used as the stage's `news`."""
     failed = [
         _end(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
         for one in over
@@ -101,7 +101,7 @@ async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[Eph
 
 
 async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
-    """Write ends of audits, in the caller's transaction."""
+    """Write the results of ended audits, in the caller's transaction."""
     if not rows:
         return
     given = as_json(rows)
@@ -111,12 +111,12 @@ async def _finish(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def _end(payload: Row, status: str, **facts: Any) -> Row:
-    """Return the end of an audit as a row for the statements of this module."""
+    """Return the result of an ended audit as an input row for the statements of this module."""
     return {"id": payload["audit_id"], "fiche_cache_id": payload["fiche_cache_id"], "status": status, **facts}
 
 
 def _live(one: FinishedItem) -> EphemeralEvent:
-    """Return the realtime event about an audit that is over."""
+    """Return the realtime event about a finished audit."""
     item = one.item
     about = {
         "fiche_id": item.target,

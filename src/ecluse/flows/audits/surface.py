@@ -1,5 +1,5 @@
-"""What the API, the command line and the pages offer of audits: the configs, the audits made with them, and a start of
-one audit by hand."""
+"""Audits in the API, the command line and the pages: the configs, the audits made with them, and the start of one audit
+by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row, fetch_value
-from ecluse.engine import Start, start_run
+from ecluse.engine import Start, require_budget, start_run
 from ecluse.flows.audits import configs, queries
 from ecluse.flows.audits.flow import FLOW
 from ecluse.flows.audits.steps import Steps
@@ -38,15 +38,16 @@ class NewConfig(Body):
     steps: Steps
     system_prompt: Prompt = ""
     model: Model | None = None
-    run_automatically: bool = Field(False, description="Part of every automation that uses automatic audits.")
+    run_automatically: bool = Field(False, description="Used by every automation schedule with automatic audits.")
     is_active: bool = True
 
 
 @partial_of(NewConfig)
 class ChangedConfig(Body):
-    """Fields that are left out stay as they are. A changed text, step or model makes a new version."""
+    """Changes to a config: fields that are left out stay as they are. A changed text, step or model makes a new
+    version."""
 
-    model: Model | None = Field(None, description="null: that of the knobs.")
+    model: Model | None = Field(None, description="null: the model of LLM_MODEL.")
 
 
 @fields_of(NewConfig)
@@ -61,7 +62,7 @@ class ConfigRow(Shape):
 class NewAudit(Body):
     fiche_id: FicheId
     audit_config_id: ConfigId
-    use_rlm: bool = Field(False, description="Kept with the audit as it is given.")
+    use_rlm: bool = Field(False, description="Stored with the audit unchanged; it has no effect.")
 
 
 class StartedAudit(Shape):
@@ -77,21 +78,24 @@ class AuditRow(Shape):
     fiche_cache_id: str
     audit_config_id: str = Field(examples=["3"])
     config_version: int = Field(examples=[1])
-    config_name: str = Field(description="In that version.")
+    config_name: str = Field(description="Name of the config in that version.")
     status: Status
     score: str | None = Field(examples=["87.50"], description="From 0 to 100, by the weights of the steps.")
-    is_latest: bool = Field(description="The one of its fiche and config that ended last, well or not.")
+    is_latest: bool = Field(description="The latest ended audit of its fiche and config, completed or failed.")
     use_rlm: bool
     trigger_source: Literal["automation", "api"]
     run_id: str
     automation_run_id: str | None
     automation_schedule_id: str | None
+    unverified_steps: int | None = Field(description="Steps with quotes of which no transcript has any.")
     error_code: str | None = Field(examples=["NO_TRANSCRIPT"])
     error: str | None
-    model: str | None = Field(description="That answered, as its vendor names it.")
+    model: str | None = Field(description="The model that answered, as its vendor names it.")
     input_tokens: int | None
     output_tokens: int | None
-    cost: str | None = Field(examples=["0.012345"], description="By the knobs' prices; null without them.")
+    cost: str | None = Field(
+        examples=["0.012345"], description="Cost by the prices in the settings; null without them."
+    )
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -99,9 +103,9 @@ class AuditRow(Shape):
 
 class Evidence(Shape):
     quote: str
-    call_id: str | None = Field(description="The recording that it stands in.")
-    position: int | None = Field(description="Of its first character, in that recording's transcript.")
-    verified: bool = Field(description="false: no transcript of the fiche has it.")
+    call_id: str | None = Field(description="The recording in which the quote was found.")
+    position: int | None = Field(description="Position of its first character in the transcript of that recording.")
+    verified: bool = Field(description="True if the quote was found in a transcript of the fiche.")
 
 
 class JudgedStep(Shape):
@@ -111,6 +115,7 @@ class JudgedStep(Shape):
     weight: float
     comment: str
     evidence: list[Evidence]
+    unverified: bool = Field(False, description="true: it has quotes, and no transcript has any of them.")
 
 
 class AuditResult(Shape):
@@ -119,7 +124,7 @@ class AuditResult(Shape):
 
 class AuditInFull(AuditRow):
     result: AuditResult | None
-    config: dict[str, Any] = Field(description="What was asked: the config in its version.")
+    config: dict[str, Any] = Field(description="The config in the version that the audit was made with.")
     maybe_paid: int = Field(description="Repetitions of a call that may have been paid for before.")
 
 
@@ -163,7 +168,9 @@ surface.listing(
     AUDITS,
     list_audits="List audits, the newest first, without their results. A caller of a narrow scope sees the audits of"
     " its own fiches.",
-    command=Command("audits list", columns=("id", "fiche_id", "status", "score", "error_code", "config_name")),
+    command=Command(
+        "audits list", columns=("id", "fiche_id", "status", "score", "unverified_steps", "error_code", "config_name")
+    ),
 )
 
 
@@ -175,10 +182,12 @@ surface.listing(
     status=201,
     action="audit_config.create",
     subject="audit_config:{id}",
+    refuses=("LIMIT_REACHED",),
     command=Command("audits configs create", arguments=("name",)),
 )
 async def create_config(act: Act, body: NewConfig) -> Row:
-    """Add a config, in its first version."""
+    """Create a config, in its first version."""
+    await act.require_room("audit_configs")
     return await configs.create(act.connection, act.tenant, body.model_dump(mode="json"))
 
 
@@ -233,7 +242,7 @@ async def delete_config(act: Act, config_id: ConfigNumber) -> Row:
     command=Command("audits show"),
 )
 async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row:
-    """Show an audit in full: what was asked, how each step was judged, and where its quotes were found."""
+    """Show an audit in full: the config in its version, the judgement of each step, and the places of its quotes."""
     return await queries.show_audit(look.connection, look.tenant, audit_id, visible=visible(look.caller))
 
 
@@ -245,8 +254,9 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     answer=StartedAudit,
     status=201,
     also={200: "The key was known; nothing new was started"},
-    action=None,
-    refuses=("SCOPE", "CONFIG_INACTIVE", "NO_CONNECTION"),
+    action="audit.start",
+    subject="run:{run_id}",
+    refuses=("SCOPE", "CONFIG_INACTIVE", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
 async def start_audit(act: Act, body: NewAudit) -> Row:
@@ -265,6 +275,9 @@ async def start_audit(act: Act, body: NewAudit) -> Row:
     started = await start_run(act.connection, start)
     if started.deduplicated:
         act.answers(200)
+        act.changes_nothing()
+    else:
+        await require_budget(act.connection, start.flow, act.tenant)
     run = started.run
     audit_id = await fetch_value(act.connection, "SELECT id FROM audits WHERE run_id = %s", (run.id,)) or 0
     return {"audit_id": str(audit_id), "run_id": str(run.id), "event_key": run.event_key}

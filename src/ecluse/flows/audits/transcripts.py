@@ -1,5 +1,5 @@
-"""Transcripts of a fiche as the model gets them. Items that start at about the same moment share the queries: the
-transcripts, the config versions, and the update that marks their audits as running."""
+"""Transcripts of a fiche as they are passed to the model. Items that start at about the same moment share the queries:
+the transcripts, the config versions, and the update that marks their audits as running."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ORDER BY r.fiche_cache_id, r.start_time NULLS LAST, r.call_id
 
 
 class Asked(NamedTuple):
-    """Content of a config version."""
+    """The content of an audit config version."""
 
     name: str
     description: str
@@ -67,7 +67,7 @@ class Recording(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the work of an audit item starts from."""
+    """The data with which the work of an audit item starts."""
 
     asked: Asked
     recordings: Sequence[Recording]
@@ -75,14 +75,14 @@ class Standing(NamedTuple):
 
 
 class Transcripts(BatchedQuery[Standing]):
-    """Batched reads for audit items: gives each item its `Standing`."""
+    """Batched reads for audit items: returns a `Standing` per item."""
 
     def __init__(self) -> None:
         super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
 
     async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
-        """Mark the audits of these items as running, and return what each starts from, by item id."""
+        """Mark the audits of these items as running, and return the data that each starts with, by item id."""
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))

@@ -1,5 +1,5 @@
-"""Work of an audit item: one call answers all steps of a config for a fiche. No retry, no sleep, no status, no
-commit."""
+"""Work of an audit item: one call to the model answers all steps of a config for a fiche. Retries, pauses, statuses and
+commits are the engine's."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.errors import PermanentError
-from ecluse.engine import Done, Item, Result, WorkContext
+from ecluse.engine import Charge, Done, Item, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
 from ecluse.flows.audits.transcripts import Recording, Transcripts
 from ecluse.flows.connections.registry import Vendors
+from ecluse.vendors.llm import Llm
 
 
 async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Result:
-    """Audit a fiche with one config: the work of an audit item. Fails without a call if there is no transcript or one
-    of more than `max_input_chars`; an audit that is completed already is not paid for again."""
+    """Audit a fiche with one config: the work of an audit item. Without a transcript, or with more than
+    `max_input_chars` of it, the item fails without a call; an audit that is completed already is not paid for again."""
     vendors: Vendors = context.vendors
     standing = await vendors.shared(Transcripts).look(context, item)
     recordings = [recording for recording in standing.recordings if recording.text.strip()]
     text = prompts.transcript(recordings)
+    asked = standing.asked
     if standing.done is None and 0 < len(text) <= max_input_chars:
-        await context.pay(item)
+
+        async def charge(llm: Llm) -> Charge:
+            return Charge("llm", llm.chosen(asked.model), llm.most(asked.model, prompts.system(asked), text))
+
+        await context.pay(item, charge=await vendors.llm(context, item, charge))
     result = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
         return Done({**result, "score": float(standing.done)})
@@ -37,7 +43,6 @@ async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Resul
             f" {max_input_chars}.",
             code="TRANSCRIPT_TOO_LONG",
         )
-    asked = standing.asked
     answer = await vendors.llm(
         context,
         item,
@@ -59,23 +64,28 @@ async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Resul
         "output_tokens": answer.output_tokens,
         "cost": _plain(answer.cost),
     }
-    return Done({**result, "score": score}, kept=kept)
+    return Done({**result, "score": score}, kept=kept, cost=answer.cost)
 
 
 def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
     """Return each step with its answer and, for each quote, where it was found or that it was not."""
     spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
-    return [
-        {
-            "name": step.name,
-            "score": answer.score,
-            "max": step.max_score,
-            "weight": step.weight,
-            "comment": answer.comment,
-            "evidence": [_evidence(quote, spoken) for quote in answer.quotes],
-        }
-        for step, answer in zip(asked, answers, strict=True)
-    ]
+    return [_judged(step, answer, spoken) for step, answer in zip(asked, answers, strict=True)]
+
+
+def _judged(step: Step, answer: Answered, spoken: list[Spoken]) -> dict[str, Any]:
+    """Return a step with its answer. It is marked as unverified if it has quotes, and no transcript has any of them:
+    what a caller says may mislead the model, and its score then rests on words that were not spoken."""
+    evidence = [_evidence(quote, spoken) for quote in answer.quotes]
+    return {
+        "name": step.name,
+        "score": answer.score,
+        "max": step.max_score,
+        "weight": step.weight,
+        "comment": answer.comment,
+        "evidence": evidence,
+        "unverified": bool(evidence) and not any(one["verified"] for one in evidence),
+    }
 
 
 def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:

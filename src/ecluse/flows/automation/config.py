@@ -1,4 +1,4 @@
-"""Knobs of automation."""
+"""Settings of the automation flow, passed in by the composition root."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the automation flow, with their defaults. `…_wait` is how long a stage may take, `…_poll` the longest
-    interval between two polls of its gate; `grace` is added to the waits before a run is stale."""
+    """Settings of the automation flow, with their defaults. `…_wait` is the longest time that a stage may take,
+    `…_poll` the longest interval between two polls of its gate; `grace` is added to the waits before a run is stale."""
 
     details_wait: timedelta = timedelta(minutes=10)
     details_poll: timedelta = timedelta(seconds=20)
@@ -26,5 +26,6 @@ class Config:
 
     @property
     def longest(self) -> timedelta:
-        """Longest time a run may take. A run that takes longer is stale, even if a replica still works on it."""
+        """The longest time that a run may take. A run that takes longer is stale, even if a replica still works on
+        it."""
         return self.details_wait + self.transcription_wait + self.audit_wait + self.grace

@@ -1,5 +1,5 @@
-"""Diagnostic of automation: which settings are present (never the values of secrets), what fits into the waits, which
-replicas are live, and which schedules are in trouble."""
+"""Diagnostic of automation: which settings are present (never the values of secrets), how many recordings fit into the
+waits, which replicas are live, and which schedules are in trouble."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ WHERE tenant_id = %s AND deleted_at IS NULL
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings from the composition root. `present` says of each knob whether it is set; `knobs` has the values in
-    force of those that are not secret; `unset` names the knobs without which runs fail."""
+    """Settings of the diagnostic, from the composition root. `present` tells for each knob whether it is set; `knobs`
+    has the values in force of knobs that are not secret; `unset` names the knobs without which runs fail."""
 
     config: Config = field(default_factory=Config)
     present: Mapping[str, bool] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Setup:
 
 
 def budgets(config: Config) -> Row:
-    """Return the waits, and how many recordings fit into them before any backoff."""
+    """Return the waits in seconds, and the number of recordings that fit into them without any backoff."""
     minute = timedelta(minutes=1)
     return {
         "details_wait_seconds": config.details_wait.total_seconds(),
@@ -93,7 +93,7 @@ async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collect
 
 
 def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troubled: Collection[Row]) -> list[str]:
-    """Return what to do about each problem, the most urgent first."""
+    """Return advice for each problem found, the most urgent first."""
     found = []
     if setup.unset:
         found.append(f"Set {', '.join(setup.unset)}: runs fail until then.")

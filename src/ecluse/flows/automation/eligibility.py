@@ -1,4 +1,5 @@
-"""Filtering of fiches by their details: which go on, which are ignored, and which have failed for lack of details."""
+"""Filter of fiches by their details: which go on to transcription and audits, which are ignored, and which have failed
+because their details could not be fetched."""
 
 from __future__ import annotations
 
@@ -34,15 +35,15 @@ ON CONFLICT DO NOTHING
 
 
 def recordings_of(state: FicheState) -> int:
-    """Return how many recordings a fiche has: by the CRM's answer or, before it was fetched, by our rows."""
+    """Return the number of recordings of a fiche: as the CRM answered or, before it was fetched, by the stored rows."""
     return state.recordings_count if state.recordings_count is not None else state.total_recordings
 
 
 def judge(
     fiche_id: str, state: FicheState | None, selection: Selection, limit: int | None, why: str | None
 ) -> Settled | None:
-    """Return the outcome that ends the run for this fiche; None if it continues to transcription and audits. The first
-    rule that matches names the reason. `state` is None for a fiche that is not cached; `limit` is the maximum of
+    """Return the final outcome of a fiche that does not continue; None if it continues to transcription and audits. The
+    first rule that matches gives the reason. `state` is None for a fiche that is not cached; `limit` is the maximum of
     recordings per fiche, None for no limit; `why` is the error of its fetch, if that failed."""
     if state is None:
         return _failed(fiche_id, "Fiche not found in cache", why)
@@ -69,7 +70,8 @@ def _failed(fiche_id: str, text: str, why: str | None) -> Settled:
 
 async def decide(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
     """Judge all open fiches of the run, settle those that do not continue, and log the counts; a step of the story.
-    `default_limit` applies where the selection sets no maximum of recordings. Returns what `left` returns."""
+    `default_limit` applies where the selection sets no maximum of recordings. Return the numbers of open and failed
+    fiches, as `left` does."""
     async with connection.transaction():
         wanted = await snapshot.load(connection, run)
         limit = wanted.selection.max_recordings_per_fiche or default_limit
@@ -104,25 +106,25 @@ async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -
 
 
 async def open_fiches(connection: Connection, run: Run) -> list[str]:
-    """Return the fiches without an outcome, which the next stage works on. A replay finds the same, however far that
-    stage is."""
+    """Return the fiches without an outcome, which the next stage works on. A replay finds the same ones, even while
+    that stage runs."""
     return await fetch_column(connection, OPEN, (run.id,))
 
 
 async def left(connection: Connection, run: Run) -> tuple[int, int]:
-    """Return how many fiches have no outcome yet, and how many have failed."""
+    """Return the number of fiches without an outcome, and the number of failed ones."""
     ((still_open, failed),) = await fetch_rows(connection, COUNT, (run.id,))
     return still_open, failed
 
 
 async def settle_open(connection: Connection, run: Run, how: Settled) -> None:
-    """Settle all open fiches with the same outcome, `how`, whose target is ignored."""
+    """Settle all open fiches with the same outcome, `how`; the target in `how` is not used."""
     fiche_ids = await open_fiches(connection, run)
     await settle_targets(connection, run, [how._replace(target=fiche_id) for fiche_id in fiche_ids])
 
 
 async def stop(connection: Connection, run: Run) -> None:
     """Settle the open fiches as ignored, because a fiche has failed and the schedule does not continue on errors:
-    neither success nor failure would be true of fiches that were not processed to the end."""
+    fiches that were not processed to the end have neither succeeded nor failed."""
     await settle_open(connection, run, Settled("", "ignored", "STOPPED", STOPPED))
     await events.log_line(connection, run, "Stopped: a fiche has failed, and continueOnError is false", "warning")

@@ -1,5 +1,6 @@
-"""Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, the bare
-facts stay. Automation depends on the flows of fiches, transcriptions and audits, and so knows all of their tables."""
+"""Erasure of a fiche: its data, recordings, transcripts and audits are deleted; of the runs it was part of, ids, counts
+and outcomes stay. Automation depends on the flows of fiches, transcriptions and audits, and so knows all of their
+tables."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_column
+from ecluse.db.query import fetch_column, fetch_row, fetch_value
 from ecluse.engine import lock_runs
 from ecluse.flows.transcriptions import rules
 from ecluse.retention import erasure
@@ -111,7 +112,7 @@ class Found:
 
     @property
     def every_run(self) -> set[int]:
-        """The ids of all these runs."""
+        """The ids of all runs that the fiche was part of."""
         return {*self.runs, *self.shared, *self.deliveries}
 
     @property
@@ -122,22 +123,20 @@ class Found:
 
 
 async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
-    """Find the runs of a fiche. Raises NotFound if there is neither the fiche nor a run of it."""
+    """Find the runs of a fiche. Raise NotFound if there is neither the fiche nor a run of it."""
     given = {"tenant": tenant, "target": fiche_id}
-    runs = await _ids(connection, OWN_RUNS, given)
-    shared = await _ids(connection, SHARED_RUNS, given)
+    runs = sorted(await fetch_column(connection, OWN_RUNS, given))
+    shared = sorted(await fetch_column(connection, SHARED_RUNS, given))
     words = erasure.parameters(tenant, "fiche", fiche_id, runs, shared)
-    deliveries = await _ids(connection, DELIVERIES, words)
-    calls = [row[0] for row in await (await connection.execute(CALLS, given)).fetchall()]
-    if not runs and not shared:
-        cursor = await connection.execute(KNOWN, (tenant, fiche_id))
-        if await cursor.fetchone() is None:
-            raise NotFound(f"there is no fiche {fiche_id} of tenant {tenant}, and no run of it")
+    deliveries = sorted(await fetch_column(connection, DELIVERIES, words))
+    calls = await fetch_column(connection, CALLS, given)
+    if not runs and not shared and await fetch_row(connection, KNOWN, (tenant, fiche_id)) is None:
+        raise NotFound(f"There is no fiche {fiche_id} of tenant {tenant}, and no run of it.")
     return Found(tenant, fiche_id, runs, shared, deliveries, calls)
 
 
 async def foresee(connection: Connection, found: Found) -> Counter[str]:
-    """Return by kind of row how many rows `erase` would delete or change."""
+    """Count the rows that `erase` would delete or change, by kind."""
     return await erasure.count(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
 
 
@@ -152,20 +151,16 @@ async def refuse_open_runs(connection: Connection, found: Found) -> None:
 
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
-    """Erase the fiche in the caller's transaction, and return by kind how many rows were deleted or changed. Refuses
+    """Erase the fiche in the caller's transaction; return the number of rows deleted or changed, by kind. Raise Refused
     while one of its runs is open, or a call about it is in flight. Runs are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
     await lock_runs(connection, found.every_run)
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))
     await refuse_open_runs(connection, found)
     locks = (tenant, rules.fiche_lock(fiche_id), rules.recording_lock(fiche_id, ""))
-    if (holder := await (await connection.execute(IN_FLIGHT, locks)).fetchone()) is not None:
-        message = f"A call about fiche {fiche_id} is in flight ({holder[0]}): try again in a minute."
+    if (holder := await fetch_value(connection, IN_FLIGHT, locks)) is not None:
+        message = f"A call about fiche {fiche_id} is in flight ({holder}): try again in a minute."
         raise Refused(409, "CALL_IN_FLIGHT", message)
     if (await find(connection, tenant, fiche_id)).every_run != found.every_run:
         raise Refused(409, "RUN_OPEN", f"A run of fiche {fiche_id} has just been started: wait for its end.")
     return await erasure.erase(connection, (*erasure.OF_RUNS, *OF_THE_FICHE), found.given)
-
-
-async def _ids(connection: Connection, statement: str, given: dict[str, Any]) -> list[int]:
-    return sorted(row[0] for row in await (await connection.execute(statement, given)).fetchall())

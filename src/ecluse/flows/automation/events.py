@@ -17,7 +17,7 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.webhook_signature import schedule_secret_name
+from ecluse.notify.webhook_signature import schedule_secret_name, schedule_url_name
 
 Level = Literal["info", "warning", "error"]
 MOST_NAMED_FICHES = 200  # in an event
@@ -74,12 +74,12 @@ async def log_line(connection: Connection, run: Run, message: str, level: Level 
 
 
 def job_id(run: Run) -> str:
-    """Return the id by which realtime clients subscribe to the run."""
+    """Return the job id under which realtime clients subscribe to the run."""
     return f"automation-run-{run.id}"
 
 
 def about(run: Run, job: str | None = None) -> Row:
-    """Return the fields that every payload has; `job` replaces the run's own job id."""
+    """Return the fields that every event payload has; `job` replaces the run's own job id."""
     schedule = None if run.schedule_id is None else str(run.schedule_id)
     return {"job_id": job or job_id(run), "run_id": str(run.id), "schedule_id": schedule}
 
@@ -90,15 +90,15 @@ def event(run: Run, name: str, payload: Mapping[str, Any], *, suffix: str = "", 
 
 
 async def begun(connection: Connection, run: Run) -> None:
-    """Set `last_run_at` of the schedule, and write the events that the run was created and has started."""
+    """Set `last_run_at` of the schedule, and write the events for the creation and the start of the run."""
     await connection.execute(BEGIN, (run.schedule_id,))
     started = event(run, "automation.run.started", {"due_at": run.input.get("due_at")})
     await write_events(connection, [*asked_for(run), started])
 
 
 def asked_for(run: Run) -> list[Event]:
-    """Return the events that announce that a run was created. Of a longer list of fiches they have the first
-    MOST_NAMED_FICHES."""
+    """Return the events that announce the creation of a run. They name at most the first MOST_NAMED_FICHES of its
+    fiches."""
     given = run.input.get("override_fiche_selection")
     if given is not None and len(given.get("fiche_ids") or ()) > MOST_NAMED_FICHES:
         given = {
@@ -135,8 +135,8 @@ def progress(run: Run, phase: str, done: int, total: int, failed: int) -> Epheme
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """Store summaries and statistics of runs, log their ends and notify recipients, in the transaction that ends them,
-    however they end. Returns their events."""
+    """Store summaries and statistics of ending runs, log their ends and notify recipients, in the transaction that ends
+    them; return their events. Called for every kind of end."""
     by_id = {run.id: run for run in runs}
     await record_failures(connection, list(by_id))
     rows = await fetch_all(connection, dict, SUM_UP, (sorted(by_id),))
@@ -193,8 +193,8 @@ def summary(row: Row) -> Row:
 
 
 async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> None:
-    """Notify the schedule's recipients. Best effort: a notification that cannot be stored changes nothing about the
-    run. An end on request is neither an error nor a completion: the person who requested it knows."""
+    """Notify the recipients of the run's schedule, if they want this kind of end. Best effort: a notification that
+    cannot be stored changes nothing about the run. A cancelled run is not notified: the person who ended it knows."""
     if run.schedule_id is None:
         return
     secret = schedule_secret_name(run.schedule_id)
@@ -206,7 +206,10 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
     normal = row["end_cause"] == "normal"
     if row["state"] == "cancelled" or not wanted(normal, row["status"], incomplete(row), on_complete, on_error):
         return
-    recipients = [Recipient("webhook", url, secret_name=secret if sealed else None)] if url else []
+    recipients = []
+    if url:
+        url_name = schedule_url_name(run.schedule_id)
+        recipients = [Recipient("webhook", url, secret_name=secret if sealed else None, url_name=url_name)]
     recipients += [Recipient("mail", address) for address in addresses]
     name = "automation/completed" if normal else "automation/failed"
     try:
@@ -226,5 +229,5 @@ def incomplete(row: Row) -> bool:
 
 def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
     """Return True if recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
-    every end that did not go well, which includes a selection that lacks days (`incomplete`), however the run ended."""
+    every end with failures, which includes a selection that lacks days (`incomplete`)."""
     return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

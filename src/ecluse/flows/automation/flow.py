@@ -60,7 +60,7 @@ NO_CONFIGS = "No audit configs resolved"
 
 
 class AutomationRun(BaseModel):
-    """Input of the event `automation/run`; the schedule is a column of the run."""
+    """Input of a run: the event `automation/run`. The schedule is a column of the run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -175,8 +175,8 @@ class Automation:
             await self._audit(story, wanted)
 
     async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
-        """Return True if fiches are left to continue with. With failures, and unless the schedule continues on errors,
-        settle those that are left and return False."""
+        """Return True if open fiches are left to continue with. If fiches have failed and the schedule does not
+        continue on errors, settle the open ones and return False."""
         still_there, failed = left
         if still_there and failed and not wanted.continue_on_error:
             await story.step("stop", eligibility.stop)
@@ -184,8 +184,8 @@ class Automation:
         return still_there > 0
 
     async def _transcribe(self, story: Story, stage: Stage) -> tuple[int, int]:
-        """Have transcripts made and wait for them; settle the fiches that lack some. Returns what `eligibility.left`
-        returns."""
+        """Have transcripts made and wait for them; settle the fiches that lack some. Return the numbers of open and
+        failed fiches, as `eligibility.left` does."""
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
@@ -194,7 +194,7 @@ class Automation:
         return await story.once("left-after-transcriptions", eligibility.left)
 
     async def _audit(self, story: Story, wanted: _Wanted) -> None:
-        """Have the fiches audited and wait for the audits; without a transcription stage, transcripts are made
+        """Have the fiches audited and wait for the audits; if the schedule has no transcription stage, make transcripts
         first."""
         if not await story.step("resolve-audit-configs", _resolve):
             return
@@ -224,7 +224,8 @@ class _Wanted(BaseModel):
 
 
 async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
-    """Store the run's settings and announce its start, once; return what the story branches on."""
+    """Store the snapshot of the run's settings and write its start events, once; return the settings that the story
+    branches on."""
     async with connection.transaction():
         await keep_open(connection, run)
         if await snapshot.make(connection, run):
@@ -241,14 +242,14 @@ async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """Return the fields that show what a run was started for, for its log."""
+    """Return the fields of a run's first log line: schedule, due time, whether its selection is overridden."""
     has_override = run.input.get("override_fiche_selection") is not None
     return {"schedule_id": run.schedule_id, "due_at": run.input.get("due_at"), "has_override": has_override}
 
 
 async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
-    """Return a fetch item per open fiche, even if it is cached. The items have no target: a failed fetch does not
-    settle its fiche."""
+    """Return a fetch item per open fiche, cached or not. The items have no target: a failed fetch does not settle its
+    fiche."""
     wanted = await snapshot.load(connection, run)
     open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
@@ -258,13 +259,13 @@ async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewIt
 
 
 async def _resolve(connection: Connection, run: Run) -> int:
-    """Resolve the audit configs and return how many there are. Without any, all open fiches fail."""
+    """Resolve the audit configs of the run, store them, and return their number. Without any, all open fiches fail."""
     wanted = await snapshot.load(connection, run)
     found = await configs.resolve_configs(
         connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
     )
     if found.unknown or found.inactive:
-        message = "Some audit configs are not there, or not active: left out"
+        message = "Some audit configs do not exist or are not active: left out"
         await events.log_line(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
     named = [{"id": str(one.id), "version": one.version, "name": one.name} for one in found.configs]
     await snapshot.add(connection, run, audit_configs=named)
@@ -304,7 +305,7 @@ SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM 
 
 
 async def _time_left(connection: Connection, run: Run) -> float:
-    """Return how many seconds of the audit stage's time are left after the transcripts."""
+    """Return the seconds of the audit stage's time that are left after the transcripts."""
     return float(await fetch_value(connection, TIME_LEFT, (run.id, TRANSCRIBE)))
 
 
@@ -315,7 +316,7 @@ FROM audits WHERE automation_run_id = %s
 
 
 async def _log_late_audits(connection: Connection, run: Run) -> None:
-    """Log how many audits are missing at the end of the stage's time."""
+    """Log the number of audits that are missing when the time of the stage is over."""
     ((completed, failed, total),) = await fetch_rows(connection, LATE_AUDITS, (run.id,))
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
     await events.log_line(connection, run, message, "warning")

@@ -1,5 +1,5 @@
-"""Models of a schedule as people write it: selection of fiches, what is done with them, recipients of notifications,
-and due times: a type with a time of day is a way to write a cron expression."""
+"""Models of a schedule as it is sent by the API: selection of fiches, the stages of a run, recipients of notifications,
+and due times. A type with a time of day is a way to write a cron expression."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
+from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.base.text import storable
 from ecluse.base.validation import EitherSpelling, Partial, partial_of
 from ecluse.flows.automation.selection_model import Override, Selection, merged
-from ecluse.notify.rules import MailAddress
+from ecluse.notify.rules import ONLY_SHOWN, MailAddress
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]
 Priority = Literal["low", "normal", "high"]
@@ -38,7 +39,7 @@ def _sendable(key: SecretStr | None) -> SecretStr | None:
 
 
 def _day_of_week(given: Any) -> Any:
-    """Parse the name of a day, or its first three letters."""
+    """Parse the name of a day, or its first three letters; a value that is not text is returned unchanged."""
     if not isinstance(given, str):
         return given
     found = [n for n, day in enumerate(DAYS) if given.lower() in (day, day[:3])]
@@ -48,9 +49,10 @@ def _day_of_week(given: Any) -> Any:
 
 
 def _config_ids(given: Any) -> Any:
-    """Parse audit config ids, as numbers or as text: they have 64 bits, which not every JSON reader keeps exactly."""
+    """Parse audit config ids, given as numbers or as text (they have 64 bits, which not every JSON reader keeps
+    exactly); without duplicates."""
     if not isinstance(given, list) or not all(type(one) is int or isinstance(one, str) for one in given):
-        raise ValueError('a list of audit config ids, such as ["3"]')
+        raise ValueError('must be a list of audit config ids, such as ["3"]')
     if wrong := [one for one in given if not (str(one).isascii() and str(one).isdecimal())]:
         raise ValueError(f"an audit config id is a number, not {storable(str(wrong[0]), 30)!r}")
     found = [int(one) for one in given if len(str(one)) < 20]
@@ -81,6 +83,14 @@ DayOfMonth = Annotated[
 Configs = Annotated[list[int], BeforeValidator(_config_ids), Field(examples=[["3"]])]
 Retries = Annotated[int, Field(ge=0, le=10)]
 Url = Annotated[str | None, Field(min_length=1, max_length=2000, examples=["https://hooks.example.com/ecluse"])]
+
+
+def _in_full(url: str | None) -> str | None:
+    if url is not None and url.endswith(ORIGIN_ENDS):
+        raise ValueError(ONLY_SHOWN)
+    return url
+
+
 Emails = Annotated[
     list[MailAddress],
     Field(max_length=50, examples=[["ops@example.com"]]),
@@ -90,7 +100,7 @@ ApiKey = Annotated[
     Field(
         min_length=1,
         max_length=500,
-        description="The CRM's key for this schedule, instead of CRM_API_KEY. Sealed, and never shown.",
+        description="The CRM's key for this schedule, instead of CRM_API_KEY. Stored encrypted, never shown.",
         json_schema_extra={"writeOnly": True},
     ),
     AfterValidator(_sendable),
@@ -115,7 +125,8 @@ EXAMPLES: list[Any] = [
 
 
 class Work(EitherSpelling):
-    """The plan of a schedule of automation: which fiches it selects, what is done with them, and who is notified."""
+    """The plan of a schedule of automation: the selection of fiches, the stages of a run, and the recipients of
+    notifications."""
 
     fiche_selection: Selection
     run_transcription: bool = True
@@ -136,14 +147,14 @@ class Work(EitherSpelling):
     @model_validator(mode="before")
     @classmethod
     def _selects(cls, given: Any) -> Any:
-        """Let the selection say what is missing if there is none at all."""
+        """Add an empty selection if none is given, so that its validation reports what is missing."""
         if isinstance(given, dict) and not given.keys() & {"fiche_selection", "ficheSelection"}:
             return {**given, "fiche_selection": {}}
         return given
 
 
 class Plan(Work):
-    """A schedule: when it is due, which fiches it selects, what is done with them, and who is notified."""
+    """A schedule: its due times, the selection of fiches, the stages of a run, and the recipients of notifications."""
 
     model_config = ConfigDict(json_schema_extra={"examples": EXAMPLES})
 
@@ -157,12 +168,14 @@ class Plan(Work):
     day_of_week: DayOfWeek = None
     day_of_month: DayOfMonth = None
     is_active: bool = True
-    catch_up: CatchUp = Field("latest", description="After a downtime: run the latest due time, or none.")
+    catch_up: CatchUp = Field(
+        "latest", description="After a downtime, run the `latest` missed due time, or `skip` all."
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _cron_is_a_type(cls, given: Any) -> Any:
-        """Add the type that a cron expression leaves no doubt about: no other has one."""
+        """Add the type CRON if a cron expression is given without a type."""
         if not isinstance(given, dict) or given.keys() & {"schedule_type", "scheduleType"}:
             return given
         has_cron = any(given.get(name) is not None for name in ("cron_expression", "cronExpression"))
@@ -185,19 +198,19 @@ class Plan(Work):
 
 @partial_of(Work)
 class WorkChanges(Partial):
-    """Changes to the plan of a schedule: only the given fields, within the selection, too."""
+    """Changes to the plan of a schedule: only the given fields change, in the selection, too."""
 
     nullable: ClassVar[tuple[str, ...]] = ("webhook_url", "external_api_key")
 
     fiche_selection: Override | None = None
-    webhook_url: Url = Field(None, description="null: none any more.")
+    webhook_url: Annotated[Url, AfterValidator(_in_full)] = Field(None, description="null: none any more.")
     external_api_key: ApiKey = Field(None, description="null: none any more.")
 
 
 @partial_of(Plan)
 class Changes(WorkChanges):
-    """Changes to a schedule: only the given fields, within the selection, too. A new `schedule_type` comes with its own
-    fields; those of the former type are dropped."""
+    """Changes to a schedule: only the given fields change, in the selection, too. A change of `schedule_type` clears
+    the times that the new type does not use; `time_of_day` stays from DAILY to WEEKLY."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"is_active": False}, {"fiche_selection": {"groupes": ["Paris"]}}]}
@@ -206,7 +219,8 @@ class Changes(WorkChanges):
 
 
 def changed(plan: Plan, changes: WorkChanges) -> dict[str, Any]:
-    """Return the fields of the changed plan, for `Plan` to validate. A key that is not given is left out: it stays."""
+    """Return the fields of the changed plan, for `Plan` to validate. An API key that is not given is left out, so that
+    the stored one stays."""
     known = {name: getattr(plan, name) for name in Plan.model_fields if name != "external_api_key"}
     given = {name: getattr(changes, name) for name in changes.model_fields_set}
     if "fiche_selection" in given:
@@ -219,7 +233,8 @@ def changed(plan: Plan, changes: WorkChanges) -> dict[str, Any]:
 
 
 def times_of(plan: Work, cron: str | None) -> dict[str, Any]:
-    """Return the type and the times of a schedule that is due by `cron`, as its plan writes them, if it does."""
+    """Return the type and the times of a schedule with this `cron`: as the plan has them, if its cron is the same,
+    otherwise as type CRON or MANUAL."""
     if isinstance(plan, Plan) and plan.cron == cron:
         return {name: getattr(plan, name) for name in ("schedule_type", *TIMES)}
     by_hand = {"schedule_type": "MANUAL" if cron is None else "CRON", **dict.fromkeys(TIMES, None)}
@@ -233,7 +248,7 @@ def cron_of(
     day_of_week: int | None,
     day_of_month: int | None,
 ) -> str | None:
-    """Return the cron expression of a schedule; None: it is run by hand only."""
+    """Return the cron expression of a schedule; None if it is started by hand only."""
     if schedule_type == "MANUAL":
         return None
     if schedule_type == "CRON":

@@ -1,7 +1,8 @@
-"""Read side of automation: schedules and runs, for API and command line.
+"""Queries about automation schedules and runs, for API and command line.
 
-It answers what operators ask: why was nothing triggered (whether it is active, next fires, slots and their reasons,
-whether the last run is stale), where does a run stand (phase, stages, what each fiche still lacks), why is it partial.
+They answer the questions of operators: why nothing was triggered (whether the schedule is active, its next due times,
+its slots and their reasons, whether the last run is stale); the progress of a run (phase, stages, what each fiche still
+lacks); why it ended as partial.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value, where
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
 from ecluse.engine import next_fires, show_schedule
 from ecluse.flows.fiches.cache import states
 from ecluse.insight import run_queries as engine
@@ -29,36 +30,25 @@ SCHEDULES = """(
     SELECT l.*, stale_at, coalesce(ecluse_now() > stale_at, false) AS is_stale
     FROM automation_schedule_list l CROSS JOIN LATERAL (
         SELECT l.running_since + l.clock_stood + %(longest)s AS stale_at) s)"""
-LIST = f"""
-SELECT * FROM {SCHEDULES} t WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s
-ORDER BY tenant_id, name LIMIT %(limit)s OFFSET %(offset)s
-"""  # noqa: S608 - our own names
 SHOW = f"SELECT *, ecluse_now() AS now FROM {SCHEDULES} t WHERE id = %(id)s AND tenant_id = %(tenant)s"  # noqa: S608
 ASIDE = ("window_start", "window_end", "running_since", "clock_stood", "now")  # not part of an answer
 # Deleted schedules are included: their runs can still be read.
-KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND (%s::text IS NULL OR tenant_id = %s::text)"
-KNOWN_RUN = """
-SELECT tenant_id FROM runs WHERE id = %s AND flow = 'automation' AND (%s::text IS NULL OR tenant_id = %s::text)
-"""
+KNOWN = "SELECT 1 FROM automation_schedules WHERE id = %s AND tenant_id = %s"
+KNOWN_RUN = "SELECT 1 FROM runs WHERE id = %s AND flow = 'automation' AND tenant_id = %s"
 COLUMNS = """id, tenant_id, schedule_id, status, state, phase, selected, total_fiches, successful_fiches, failed_fiches,
     cancelled_fiches, ignored_fiches, transcriptions_run, audits_run, error_code, error_message, end_cause, ended_by,
     event_id, parent_run_id, created_at, started_at, completed_at, duration_ms"""
-RUNS = f"""
-SELECT {COLUMNS} FROM automation_runs t WHERE {{where}} ORDER BY id DESC LIMIT %(limit)s OFFSET %(offset)s
+LAST = f"""
+SELECT {COLUMNS} FROM automation_runs WHERE tenant_id = %s AND schedule_id = %s ORDER BY id DESC LIMIT {LAST_RUNS}
 """  # noqa: S608 - our own names
 RUN = f"""
 SELECT {COLUMNS}, config_snapshot, result_summary, error_details, ecluse_now() AS now, clock_stood(a.id) AS clock_stood,
        correlation_id
 FROM automation_runs a CROSS JOIN LATERAL (SELECT r.correlation_id FROM runs r WHERE r.id = a.id) r
-WHERE a.id = %s AND (%s::text IS NULL OR a.tenant_id = %s::text)
+WHERE a.id = %s AND a.tenant_id = %s
 """  # noqa: S608 - our own names
 # A cancelled run is found as cancelled only.
 HAS_STATUS = "CASE t.state WHEN 'cancelled' THEN 'cancelled' ELSE t.status END = %(status)s"
-RUN_FILTERS = {
-    "tenant": "t.tenant_id = %(tenant)s",
-    "schedule": "t.schedule_id = %(schedule)s",
-    "status": HAS_STATUS,
-}
 LOGS = """
 SELECT id, "timestamp", level, message, metadata, event_id, count, targets, last_at FROM automation_logs
 WHERE run_id = %(run)s ORDER BY "timestamp" {order}, id {order} LIMIT %(limit)s OFFSET %(offset)s
@@ -90,48 +80,39 @@ async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id
     given = {"tenant": tenant, "id": schedule_id, "longest": longest}
     row = await fetch_one(connection, dict, SHOW, given)
     if row is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
     fires = next_fires(row, row["now"], NEXT_FIRES) if row["is_active"] else []
     slots = (await show_schedule(connection, tenant, schedule_id))["slots"]
-    runs = await list_runs(connection, tenant, schedule_id=schedule_id, limit=LAST_RUNS, offset=0)
-    shown = {name: value for name, value in row.items() if name not in ASIDE}
+    runs = await fetch_all(connection, dict, LAST, (tenant, schedule_id))
+    shown = {name: value for name, value in with_fiche_ids(row).items() if name not in ASIDE}
     return {**shown, "next_fires": fires, "slots": slots, "runs": runs}
 
 
+def with_fiche_ids(row: Row) -> Row:
+    """Return a row of `automation_schedule_list` with the selection in full: the ids themselves, not their number."""
+    selection = {**row["fiche_selection"], "fiche_ids": row["fiche_ids"]}
+    del selection["fiche_ids_given"]
+    return {name: value for name, value in row.items() if name != "fiche_ids"} | {"fiche_selection": selection}
+
+
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
-    """Return whether a run is stale, and from when on. Pass None for a run that is not running: it is never stale."""
+    """Return whether a run is stale, and the instant at which it becomes so. `running_since` is None for a run that is
+    not running, which is never stale."""
     if running_since is None:
         return {"is_stale": False, "stale_at": None}
     return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
 
 
-async def list_runs(
-    connection: Connection,
-    tenant: str | None,
-    *,
-    schedule_id: int | None = None,
-    status: RunFilter | None = None,
-    limit: int,
-    offset: int,
-) -> list[Row]:
-    """List runs, the newest first; of a deleted schedule, too."""
-    if schedule_id is not None:
-        await require_schedule(connection, tenant, schedule_id)
-    given = {"tenant": tenant, "schedule": schedule_id, "status": status}
-    statement = RUNS.format(where=where(RUN_FILTERS, given))
-    return await fetch_all(connection, dict, statement, {**given, "limit": limit, "offset": offset})
+async def require_schedule(connection: Connection, tenant: str, schedule_id: int) -> None:
+    """Raise NotFound if the tenant has no such schedule; a deleted one counts."""
+    if await fetch_row(connection, KNOWN, (schedule_id, tenant)) is None:
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
 
 
-async def require_schedule(connection: Connection, tenant: str | None, schedule_id: int) -> None:
-    """Raise NotFound unless there is such a schedule, or was."""
-    if await fetch_row(connection, KNOWN, (schedule_id, tenant, tenant)) is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
-
-
-async def show_run(connection: Connection, tenant: str | None, run_id: int, longest: timedelta) -> Row:
-    """Return a run in full: its plan as of the start, what was picked and what was not, the days that the CRM did not
-    list, the progress of each stage, and its redrives."""
-    row = await fetch_one(connection, dict, RUN, (run_id, tenant, tenant))
+async def show_run(connection: Connection, tenant: str, run_id: int, longest: timedelta) -> Row:
+    """Return a run in full: its plan as of the start, which fiches were picked and why the others were not, the days
+    that the CRM did not list, the progress of each stage, and its redrives."""
+    row = await fetch_one(connection, dict, RUN, (run_id, tenant))
     if row is None:
         raise _unknown(run_id)
     now, snapshot, details = row.pop("now"), row.pop("config_snapshot"), row["error_details"] or {}
@@ -159,7 +140,7 @@ async def show_run(connection: Connection, tenant: str | None, run_id: int, long
 
 
 async def list_logs(
-    connection: Connection, tenant: str | None, run_id: int, *, newest_first: bool = False, limit: int, offset: int
+    connection: Connection, tenant: str, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
     await _known_run(connection, tenant, run_id)
     statement = LOGS.format(order="DESC" if newest_first else "ASC")
@@ -168,20 +149,20 @@ async def list_logs(
 
 async def list_fiches(
     connection: Connection,
-    tenant: str | None,
+    tenant: str,
     run_id: int,
     *,
     status: FicheStatus | None = None,
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """List the fiches of a run: the outcome, or whether it is known to fail, and the state of what its stages check:
-    details, transcripts, audits."""
-    owner = await _known_run(connection, tenant, run_id)
+    """List the fiches of a run: the outcome, or whether the fiche is known to fail, and the state of its details,
+    transcripts and audits."""
+    await _known_run(connection, tenant, run_id)
     given = {"run": run_id, "status": status, "limit": limit, "offset": offset}
     rows = await fetch_all(connection, dict, FICHES, given)
     ids = [row["fiche_id"] for row in rows]
-    known = await states(connection, owner, ids)
+    known = await states(connection, tenant, ids)
     audits = {one.pop("fiche_id"): one for one in await fetch_all(connection, dict, AUDITS, (run_id, ids))}
     for row in rows:
         state = known.get(row["fiche_id"])
@@ -194,13 +175,10 @@ async def list_fiches(
     return rows
 
 
-async def _known_run(connection: Connection, tenant: str | None, run_id: int) -> str:
-    """Return the tenant of a run; `tenant` None finds runs of all tenants."""
-    owner = await fetch_value(connection, KNOWN_RUN, (run_id, tenant, tenant))
-    if owner is None:
+async def _known_run(connection: Connection, tenant: str, run_id: int) -> None:
+    if await fetch_row(connection, KNOWN_RUN, (run_id, tenant)) is None:
         raise _unknown(run_id)
-    return str(owner)
 
 
 def _unknown(run_id: int) -> NotFound:
-    return NotFound(f"there is no automation run {run_id}")
+    return NotFound(f"There is no automation run {run_id}.")

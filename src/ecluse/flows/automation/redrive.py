@@ -1,5 +1,5 @@
-"""Statements about the failed fiches of a run: at which stage each failed and whether it can succeed as it is, and what
-it will take to repeat them."""
+"""SQL for redrives of automation: at which stage each failed fiche failed and whether it can succeed as it is, and the
+figures for the estimate of a redrive."""
 
 from __future__ import annotations
 

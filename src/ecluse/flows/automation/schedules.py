@@ -1,4 +1,4 @@
-"""Schedules as stored: the columns that the engine needs in `schedules`, their plans in `automation_settings`, both
+"""Storage of automation schedules: the engine's columns in `schedules`, their plans in `automation_settings`, both
 written in one transaction. Deleted schedules are not found any more, but their runs stay."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.masking import origin_of
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
@@ -27,13 +28,15 @@ from ecluse.engine import (
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
+from ecluse.flows.automation.queries import with_fiche_ids
 from ecluse.flows.automation.selection_model import Selection, kinds_needed
 from ecluse.flows.connections import lanes
 from ecluse.flows.connections import records as connections
 from ecluse.flows.connections.records import Kind
 from ecluse.flows.connections.records import schedule_secret_name as secret_name
+from ecluse.notify import addresses
 from ecluse.notify.rules import why_refused
-from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name
+from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name, schedule_url_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -56,11 +59,12 @@ UPDATE automation_settings SET has_external_api_key = false WHERE id = %s AND ha
 """
 # Condition on a secret `t` of a deleted schedule `s`: no open run of the schedule and no delivery under way needs it.
 UNUSED = """s.deleted_at IS NOT NULL AND t.tenant_id = s.tenant_id
-    AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old')
+    AND t.name IN ('schedule:' || s.id, 'schedule:' || s.id || ':webhook', 'schedule:' || s.id || ':webhook:old',
+                   'schedule:' || s.id || ':webhook:url')
     AND NOT EXISTS (SELECT FROM runs r WHERE r.schedule_id = s.id AND r.ended_at IS NULL)
     AND NOT EXISTS (SELECT FROM runs r JOIN deliveries d ON d.run_id = r.id
         WHERE r.flow = 'notifications' AND r.ended_at IS NULL AND d.tenant_id = t.tenant_id
-          AND t.name IN (d.secret_name, d.secret_name || ':old'))"""
+          AND t.name IN (d.secret_name, d.secret_name || ':old', d.url_name))"""
 FORGET = f"DELETE FROM secrets t USING schedules s WHERE s.id = %s AND {UNUSED}"  # noqa: S608 - our own words
 # For retention: secrets that a run or a delivery still needed when their schedule was deleted.
 KEPT = Aged(
@@ -77,8 +81,8 @@ SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 @dataclass(frozen=True)
 class AutomationPlans(Plans):
-    """The plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook; without `guard`,
-    a webhook leads to public addresses only."""
+    """Storage of the plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook;
+    without `guard`, webhooks may lead to public addresses only."""
 
     config: Config = field(default_factory=Config)
     secrets: Secrets | None = None
@@ -98,7 +102,7 @@ class AutomationPlans(Plans):
 
     async def shown(self, connection: Connection, row: Row) -> Row:
         (found,) = await fetch_all(connection, dict, SHOWN, (row["id"],))
-        return {name: value for name, value in found.items() if name in Work.model_fields}
+        return {name: value for name, value in with_fiche_ids(found).items() if name in Work.model_fields}
 
     async def save(
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
@@ -119,8 +123,12 @@ class AutomationPlans(Plans):
         )
         if "external_api_key" in plan.model_fields_set:
             await _seal(connection, new.tenant_id, schedule_id, plan.external_api_key, self.secrets)
+        await addresses.ask(connection, new.tenant_id, plan.notify_emails)
         before = None if known is None else known.webhook_url
-        if plan.webhook_url in (None, before) or await _has_secret(connection, new.tenant_id, schedule_id):
+        if plan.webhook_url == before:
+            return {"webhook_secret": None}
+        await _seal_url(connection, new.tenant_id, schedule_id, plan.webhook_url, self.secrets)
+        if plan.webhook_url is None or await _has_secret(connection, new.tenant_id, schedule_id):
             return {"webhook_secret": None}
         return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
 
@@ -139,7 +147,8 @@ class AutomationPlans(Plans):
         return await start.fire(connection, flow, *which, override, self.config, correlation_id)
 
     async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
-        """Check what a plan cannot validate by itself. Values that have not changed are not checked again."""
+        """Check webhook URL and audit configs, which the model of a plan cannot validate by itself. Values that have
+        not changed are not checked again."""
         from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
 
         url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
@@ -152,7 +161,8 @@ class AutomationPlans(Plans):
 
 
 async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **means: Any) -> Row:
-    """Create a schedule as `Plan` writes it. `means` replaces the secrets and the guard of the flow's own plans."""
+    """Create a schedule from a `Plan` and return its row. `means` replaces the secrets and the guard of the flow's own
+    plans."""
     async with connection.transaction():
         made = await create_planned(connection, NewSchedule(_able(flow, means), **_timed(plan), tenant_id=tenant), plan)
         return {**await load(connection, tenant, made.id), **made.once}
@@ -174,7 +184,8 @@ async def update(
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
-    """Create a new secret to sign the webhook with, or its first; for a day the old one signs as well."""
+    """Create a new secret to sign the webhook with, or the first one, and return the schedule with it; for a day the
+    old secret signs as well."""
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
@@ -194,10 +205,10 @@ async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
 
 
 async def load(connection: Connection, tenant: str, schedule_id: int) -> Row:
-    """Return the row of `automation_schedules`. Raises NotFound, also for a deleted schedule."""
+    """Return the row of `automation_schedules`; raise NotFound if there is no such schedule, or it was deleted."""
     row = await fetch_one(connection, dict, LOAD, (schedule_id, tenant))
     if row is None:
-        raise NotFound(f"there is no automation schedule {schedule_id}")
+        raise NotFound(f"There is no automation schedule {schedule_id}.")
     return row
 
 
@@ -229,6 +240,7 @@ def _timed(plan: Plan) -> Row:
 def _columns(plan: Work) -> Row:
     chosen = plan.fiche_selection.model_dump()
     own = plan.model_dump(include=set(Work.model_fields) - APART)
+    own["webhook_url"] = None if plan.webhook_url is None else origin_of(plan.webhook_url)
     return own | {SELECTION + name: value for name, value in chosen.items()}
 
 
@@ -237,8 +249,22 @@ async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> 
     return await fetch_row(connection, SIGNED, (tenant, schedule_secret_name(schedule_id))) is not None
 
 
+async def _seal_url(
+    connection: Connection, tenant: str, schedule_id: int, url: str | None, secrets: Secrets | None
+) -> None:
+    """Store the URL of the schedule's webhook sealed, or delete it if there is none any more."""
+    from ecluse.access import secrets as sealed
+
+    if url is None:
+        await sealed.delete(connection, tenant, schedule_url_name(schedule_id))
+    elif secrets is None:
+        raise _no_key("webhook_url: the URLs and secrets of webhooks are kept sealed")
+    else:
+        await secrets.put(connection, tenant, schedule_url_name(schedule_id), url)
+
+
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:
-    """Store a new signing secret, and return it for the one response that shows it."""
+    """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it."""
     if secrets is None:
         raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
     secret = new_secret()
@@ -254,7 +280,7 @@ def _no_key(why: str) -> Conflict:
 async def _seal(
     connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
 ) -> None:
-    """Store the schedule's own CRM key sealed, or delete it if `key` is None."""
+    """Store the schedule's own CRM key, encrypted, or delete it if `key` is None."""
     from ecluse.access import secrets as sealed
 
     if key is None:

@@ -1,5 +1,5 @@
-"""Selection of the fiches a run answers for: those named, or those sold on the days in question, after the CRM was
-asked for these days once more. Filters that need a fiche's details are applied later (`eligibility`)."""
+"""Selection of a run's fiches: those named, or those sold on certain days, after the CRM was asked for these days
+again. Filters that need a fiche's details are applied later (`eligibility`)."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Listed(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The selected fiches, and how many were dropped, by reason."""
+    """The selected fiches, and the number of dropped ones by reason."""
 
     fiche_ids: list[str]
     dropped: dict[str, int]
 
 
 def pick(found: Iterable[Listed], selection: Selection) -> Picked:
-    """Apply the selection's filters, keeping the order found. A fiche without a groupe is judged once its details are
-    known."""
+    """Apply the selection's filters to the found fiches, in their order. A fiche without a known groupe is kept: it is
+    judged once its details are known."""
     dropped: Counter[str] = Counter()
     kept: dict[str, None] = {}
     for one in found:
@@ -83,15 +83,15 @@ def pick(found: Iterable[Listed], selection: Selection) -> Picked:
 
 
 def why_none(selection: Selection, dates: Sequence[date]) -> str:
-    """Return the reason why a selection found nothing."""
+    """Return the reason code for a selection that found no fiche."""
     if selection.mode == "manual":
         return "no_fiches_manual"
     return "no_fiches" if dates else "no_dates"
 
 
 def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
-    """Return a message about the days that the CRM refused or did not list in time, of `asked` days; `why` is the error
-    of the first of them."""
+    """Return a message about the `days` that the CRM refused or did not list in time; `asked` is the number of
+    requested days, `why` the error of the first of `days`."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
     missing = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
@@ -100,13 +100,13 @@ def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> s
 
 
 def days_of(wanted: Snapshot) -> list[date]:
-    """Return the days that a run's selection is about; none for a manual list."""
+    """Return the days that a run's selection covers; none for a manual list."""
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
 
 async def days(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
-    """Return an item for each day to request from the CRM, in this stage. None of them is a target, and none has to
-    succeed."""
+    """Return an item of this stage for each day to request from the CRM, and log it. The items are not targets, and
+    need not succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
     await events.log_line(
@@ -119,8 +119,8 @@ async def days(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
 
 
 async def select(connection: Connection, run: Run) -> int:
-    """Select the run's targets once and return their number: a replay keeps the first answer. Raises CrmUnavailable if
-    nothing was found and the CRM did not list all days: that is no answer."""
+    """Select the run's targets once and return their number; a replay keeps the first selection. Raise CrmUnavailable
+    if no fiche was found and the CRM did not list all days: whether there are any is then unknown."""
     async with connection.transaction():
         await keep_open(connection, run)  # lock the run first, as the transaction that ends it does
         if await fetch_row(connection, SELECTED, (run.id,)) is None:
@@ -148,7 +148,7 @@ async def _select(connection: Connection, run: Run) -> None:
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    """Return the fiches that the selection names."""
+    """Return the fiches that the selection names, and log their number."""
     await events.log_line(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
     await events.log_line(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
@@ -156,7 +156,7 @@ async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 
 async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    """Return the fiches sold on the selection's days, as far as they are cached."""
+    """Return the fiches sold on the selection's days, as far as they are cached, and log their number."""
     dates = days_of(wanted)
     found: Sequence[Listed] = ()
     if dates:
@@ -166,7 +166,8 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 
 async def _refused(connection: Connection, run: Run, asked: int, any_picked: bool) -> list[str]:
-    """Return the days that the CRM did not list, and record them with the run: fiches of these days may be missing."""
+    """Return the days that the CRM did not list, and record them with the run and in its log: fiches of these days may
+    be missing."""
     rows = await fetch_rows(connection, FAILED_DAYS, (run.id, REVALIDATE))
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Models of a fiche selection, a schedule's own and an override, and the days that follow from it.
+"""Models of a fiche selection (of a schedule, and as an override for one run), and the days that follow from it.
 
 Presets count in days of the schedule's zone, the day of the due time included: `last_7_days` is that day and the six
 before it, `this_month` ends with it, `last_month` is the whole calendar month before. A custom range includes both of
@@ -38,14 +38,14 @@ PRESETS = (
 
 
 def _ids(given: Any) -> Any:
-    """Parse a list of texts, or one text with whitespace or commas in between; without duplicates, in the order
-    given."""
+    """Parse fiche ids, given as a list of texts or as one text with whitespace or commas in between; without
+    duplicates, in the order given."""
     if isinstance(given, str):
         given = [one for one in re.split(r"[\s,]+", given) if one]
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise ValueError("a list of fiche ids, each as text, or one text with commas in between")
+        raise ValueError("must be a list of fiche ids, each as text, or one text with commas in between")
     if len(given) > MOST_FICHES:
-        raise ValueError(f"these are {len(given)} fiches, and {MOST_FICHES} is the most")
+        raise ValueError(f"at most {MOST_FICHES} fiches can be given, not {len(given)}")
     found = [one.strip() for one in given]
     if why := why_not(found):
         raise ValueError(why)
@@ -55,7 +55,7 @@ def _ids(given: Any) -> Any:
 def _groupes(given: Any) -> Any:
     """Parse a list of groupes; without duplicates, in the order given."""
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise ValueError("a list of groupes, each as text")
+        raise ValueError("must be a list of groupes, each as text")
     found = [one.strip() for one in given]
     if len(found) > MOST_GROUPES or not all(1 <= len(one) <= 200 for one in found):
         raise ValueError(f"at most {MOST_GROUPES} groupes, each of 1 to 200 characters")
@@ -68,7 +68,7 @@ def _day(given: Any) -> Any:
         return date.fromisoformat(given)
     if given is None or type(given) is date:
         return given
-    raise ValueError("a day as YYYY-MM-DD")
+    raise ValueError("must be a day as YYYY-MM-DD")
 
 
 FicheIds = Annotated[
@@ -82,8 +82,8 @@ Most = Annotated[int | None, Field(ge=1, le=LARGEST)]
 
 
 class Selection(EitherSpelling):
-    """Which fiches a run takes. Mode `filter` is the same as `date_range`, a name for callers that use its filters. A
-    manual list may be empty: such a run completes and says so."""
+    """The selection of a run's fiches. Mode `filter` is another name for `date_range`, for callers that use its
+    filters. A manual list may be empty: such a run completes with the reason `no_fiches_manual`."""
 
     mode: Mode = Field(
         examples=["date_range"], description="By default `manual` with `fiche_ids`, `date_range` with a `date_range`."
@@ -91,20 +91,21 @@ class Selection(EitherSpelling):
     date_range: DateRange | None = Field(None, examples=["yesterday"], description=PRESETS)
     start_date: Day = None
     end_date: Day = None
-    fiche_ids: FicheIds = Field(default_factory=list, description="With mode manual; the order given counts.")
+    fiche_ids: FicheIds = Field(default_factory=list, description="With mode manual: the fiches, in this order.")
     groupes: Groupes = Field(default_factory=list)
     only_with_recordings: bool = False
     only_unaudited: bool = False
     use_rlm: bool = False
-    max_fiches: Most = Field(None, description="Of those selected, the first so many; null: all of them.")
+    max_fiches: Most = Field(None, description="Maximum number of fiches: the first ones of the selection; null: all.")
     max_recordings_per_fiche: Most = Field(
-        None, description="A fiche with more is ignored; null: as AUTOMATION_MAX_RECORDINGS_PER_FICHE says."
+        None,
+        description="A fiche with more recordings is ignored; null: the value of AUTOMATION_MAX_RECORDINGS_PER_FICHE.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _mode_follows(cls, given: Any) -> Any:
-        """Add the mode that a list of fiches or a range leaves no doubt about."""
+        """Add the mode if it is not given and follows from a list of fiches or a date range."""
         if not isinstance(given, dict) or given.get("mode") is not None:
             return given
         if given.keys() & {"date_range", "dateRange"}:
@@ -125,7 +126,7 @@ class Selection(EitherSpelling):
             raise ValueError(f"mode {self.mode!r} needs a date_range: a preset, or custom with start_date and end_date")
         if self.date_range != "custom":
             if self.start_date or self.end_date:
-                raise ValueError("start_date and end_date go with date_range 'custom'")
+                raise ValueError("start_date and end_date go only with date_range 'custom'")
         elif self.start_date is None or self.end_date is None:
             raise ValueError("date_range 'custom' needs start_date and end_date")
         elif self.end_date < self.start_date:
@@ -137,7 +138,7 @@ class Selection(EitherSpelling):
 
 @partial_of(Selection)
 class Override(Partial):
-    """Changes to a selection: only the given fields, and null only where it has a meaning."""
+    """Changes to a selection: only the given fields change; null is refused unless it clears a field."""
 
     nullable = ("date_range", *DATES, "max_fiches", "max_recordings_per_fiche")
 
@@ -147,8 +148,8 @@ class Override(Partial):
 
 
 def merged(selection: Selection, override: Override | None) -> Selection:
-    """Replace fields of the selection by those given. Fields that the resulting mode or range has no use for are
-    dropped."""
+    """Return the selection with the fields of the override replaced. Fields that the resulting mode or range does not
+    use are dropped."""
     if override is None:
         return selection
     given, known = override.given(), selection.model_dump()
@@ -161,7 +162,7 @@ def merged(selection: Selection, override: Override | None) -> Selection:
 
 
 def parsed(given: dict[str, Any]) -> Selection:
-    """Validate a selection. Raises InvalidInput that says what is wrong."""
+    """Validate a selection; raise InvalidInput that names the invalid fields."""
     try:
         return Selection.model_validate(given)
     except ValidationError as error:
@@ -169,7 +170,8 @@ def parsed(given: dict[str, Any]) -> Selection:
 
 
 def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[date]:
-    """Return the days of a selection in order; none for a manual list."""
+    """Return the days that a selection covers, in order; none for a manual list. `due` is the instant from which
+    presets count."""
     today = due.astimezone(cron.zone(timezone)).date()
     first, last = today, today
     match selection.date_range:
@@ -201,7 +203,7 @@ def nothing_warning(selection: Selection) -> str | None:
     """Return a warning if the selection is an empty manual list; None otherwise."""
     if selection.mode != "manual" or selection.fiche_ids:
         return None
-    return "No fiche is given: the run will complete, and do nothing."
+    return "No fiche is given: the run will complete without doing anything."
 
 
 def kinds_needed(transcribes: bool, audits: bool) -> list[Kind]:
@@ -215,7 +217,7 @@ def missing_warning(unset: Sequence[str], kinds: Collection[Kind]) -> str | None
     are none."""
     knobs: dict[Kind, str] = {"crm": "CRM_", "speech": "ELEVENLABS_", "llm": "LLM_"}
     missing = [name for name in unset if any(name.startswith(knobs[kind]) for kind in kinds)]
-    return f"Not set on this server: {', '.join(missing)}. The run will fail for want of it." if missing else None
+    return f"Not set on this server: {', '.join(missing)}. The run will fail without them." if missing else None
 
 
 def truncation_warning(selection: Selection) -> str | None:
@@ -228,8 +230,8 @@ def truncation_warning(selection: Selection) -> str | None:
 
 
 def budget_warning(recordings: int, per_minute: float, max_wait: timedelta, knob: str = WAIT) -> str | None:
-    """Return a warning if so many transcripts cannot be made within `max_wait`, which the `knob` sets, even before any
-    backoff; None if they can."""
+    """Return a warning if this number of transcripts cannot be made within `max_wait`, even without any backoff; None
+    if they can. `knob` is the setting of that wait."""
     minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
     if minutes <= budget:
         return None

@@ -1,4 +1,4 @@
-"""What the automation routes answer, and the bodies of a trigger and a redrive; the body of a schedule is in
+"""Answers of the automation routes, and the bodies of a trigger and a redrive; the body of a schedule is in
 `plan.py`."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ecluse.base.validation import EitherSpelling, fields_of, in_camel_case
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.queries import FicheStatus, RunStatus
-from ecluse.flows.automation.selection_model import Override
+from ecluse.flows.automation.selection_model import Override, Selection
 
 Id = Annotated[str, Field(examples=["7"])]
 
@@ -34,35 +34,7 @@ class Triggered(Shape):
     success: Literal[True]
     run_id: Id
     event_ids: list[str] = Field(examples=[["automation-manual-019a8f3c-…"]])
-    warnings: list[str] = Field(description="What is known beforehand: fiches left out, waits that are too short.")
-
-
-class AutomationRedrive(EitherSpelling):
-    model_config = ConfigDict(json_schema_extra=in_camel_case)
-
-    include_cancelled: bool = Field(False, description="Those, too, that were cancelled before they were finished.")
-    leave_out_hopeless: bool = Field(False, description="Not those that cannot succeed as they are (see the preview).")
-
-
-class Hopeless(Shape):
-    error_code: str = Field(examples=["NO_URL"])
-    count: int
-    fiche_id: str = Field(description="One of them.")
-    error: str | None
-
-
-class AutomationRedrivePreview(Shape):
-    run_id: Id
-    failed: int = Field(description="Fiches that failed, without the cancelled ones.")
-    cancelled: int = Field(description="Fiches that were cancelled before they were finished.")
-    takes: int = Field(description="How many fiches a redrive takes; with `include_cancelled`, the cancelled, too.")
-    cannot_succeed: int = Field(description="Of those it takes, how many cannot succeed as they are.")
-    causes: list[Hopeless] = Field(description="Why these cannot, the most frequent first.")
-
-
-class AutomationRedriven(Triggered):
-    parent_run_id: Id = Field(description="The run whose failed fiches these are.")
-    deduplicated: bool = Field(description="They were redriven before, and that run is still open: this is it.")
+    warnings: list[str] = Field(description="Foreseeable problems: fiches left out, time limits that are too short.")
 
 
 class AutomationRunRow(Shape):
@@ -72,13 +44,13 @@ class AutomationRunRow(Shape):
     status: RunStatus
     state: State = Field(description="`queued`: no worker has taken it up yet; `cancelled`: it was ended on request.")
     phase: Literal["selection", "fetching", "transcribing", "auditing", "finalizing"] | None = Field(
-        description="null once it has ended."
+        description="The current phase; null once the run has ended."
     )
     selected: int | None = Field(description="Once it has ended: successful + failed + ignored.")
-    total_fiches: int = Field(description="Without those that are ignored.")
+    total_fiches: int = Field(description="Number of fiches, without ignored ones.")
     successful_fiches: int
     failed_fiches: int
-    cancelled_fiches: int = Field(description="Of those that failed: never finished, because the run was cancelled.")
+    cancelled_fiches: int = Field(description="The part of the failed fiches that the cancelled run never finished.")
     ignored_fiches: int
     transcriptions_run: int
     audits_run: int
@@ -87,7 +59,7 @@ class AutomationRunRow(Shape):
     end_cause: EndCause | None
     ended_by: str | None = Field(description="Of a cancelled run: who ended it.")
     event_id: str
-    parent_run_id: Id | None = Field(description="Of a redrive: the run whose failed fiches it takes.")
+    parent_run_id: Id | None = Field(description="Of a redrive: the run whose failed fiches it repeats.")
     created_at: datetime
     started_at: datetime
     completed_at: datetime | None
@@ -99,25 +71,29 @@ class ExpectedFailure(Shape):
     reason: str = Field(examples=["1 of 3 recordings has no URL in the CRM (171234-2)"])
 
 
-class AutomationStageRow(StageRow):
-    """A stage of an automation run."""
-
-
 class AutomationRun(AutomationRunRow):
     correlation_id: str | None
     is_stale: bool
-    stale_at: datetime | None = Field(description="When it is taken for dead, if it still goes on then.")
-    config_snapshot: dict[str, Any] = Field(description="The schedule as it was when the run began; empty before.")
-    selection_summary: dict[str, Any] | None = Field(description="What was picked and what was not, by reason.")
-    audit_configs: list[dict[str, Any]] | None = Field(description="Those that were found, in their versions.")
+    stale_at: datetime | None = Field(description="When it becomes stale, if it is still open then.")
+    config_snapshot: dict[str, Any] = Field(
+        description="The settings of the schedule when the run began; empty before."
+    )
+    selection_summary: dict[str, Any] | None = Field(
+        description="Numbers of selected fiches and, by reason, of others."
+    )
+    audit_configs: list[dict[str, Any]] | None = Field(
+        description="The audit configs that were found, with their versions."
+    )
     budget_warning: str | None
-    api_errors: list[dict[str, Any]] = Field(description="Days that the CRM could not be asked for.")
+    api_errors: list[dict[str, Any]] = Field(description="The failed requests for days, with their errors.")
     selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
-    missing_days: list[str] = Field(examples=[["2026-03-02"]], description="Of these only what was known before.")
+    missing_days: list[str] = Field(
+        examples=[["2026-03-02"]], description="Days that the CRM did not list: only fiches known before were selected."
+    )
     will_fail: WillFail
     result_summary: dict[str, Any] | None
     error_details: dict[str, Any] | None
-    stages: list[AutomationStageRow]
+    stages: list[StageRow]
     redrives: list[Id]
     after_redrives: Standing | None = Field(
         description="The latest outcome of each fiche, over the run and its redrives; null without redrives."
@@ -131,14 +107,14 @@ class AutomationLogRow(Shape):
     message: str
     metadata: dict[str, Any] | None
     event_id: str | None
-    count: int = Field(description="How often it was said: from `timestamp` to `last_at`.")
-    targets: list[str] | None = Field(description="Fiches it is about, the first five.")
+    count: int = Field(description="Number of equal lines from `timestamp` to `last_at`.")
+    targets: list[str] | None = Field(description="The first five fiches that it is about.")
     last_at: datetime | None
 
 
 class AutomationLogPage(Page):
     logs: list[AutomationLogRow]
-    total: int = Field(description="Lines there are.")
+    total: int = Field(description="Total number of lines.")
 
 
 class Recordings(Shape):
@@ -154,47 +130,57 @@ class Audits(Shape):
 
 class AutomationFicheRow(Shape):
     fiche_id: str = Field(examples=["171234"])
-    status: FicheStatus = Field(description="`open`: nothing is decided about it yet.")
+    status: FicheStatus = Field(description="The outcome of the fiche; `open`: it has none yet.")
     error: str | None
     error_code: str | None
     ignore_reason: str | None
-    will_fail: ExpectedFailure | None = Field(description="Of an open one: it is known to fail, and why.")
-    recordings_count: int | None = Field(description="As the run found it.")
+    will_fail: ExpectedFailure | None = Field(description="Why the open fiche is known to fail; null if it is not.")
+    recordings_count: int | None = Field(description="The number of recordings that the run found.")
     transcription_run_id: Id | None
     transcription_status: str | None
-    details: Literal["ready", "not_found", "missing"] = Field(description="As known now.")
+    details: Literal["ready", "not_found", "missing"] = Field(description="The present state of the fiche's details.")
     recordings: Recordings
-    audits: Audits = Field(description="Of this run.")
+    audits: Audits = Field(description="The audits of this run.")
 
 
 class AutomationFichePage(Page):
     fiches: list[AutomationFicheRow]
 
 
-@fields_of(Plan, without=("external_api_key",))
-class AutomationScheduleRow(Shape):
+@fields_of(Selection, without=("fiche_ids",))
+class ListedSelection(Shape):
+    fiche_ids_given: int = Field(description="Of mode manual: how many ids; `/fiche-ids` lists them.")
+
+
+class FicheIdRow(Shape):
+    place: int = Field(description="From 1, in the order given.")
+    fiche_id: str = Field(examples=["171234"])
+
+
+@fields_of(Plan, without=("external_api_key", "fiche_selection"))
+class ScheduleFacts(Shape):
     id: Id
     tenant_id: str
     specific_audit_configs: list[str]
-    webhook_url: str | None = Field(description="Where it goes; its path and query, which may be secret, are hidden.")
+    webhook_url: str | None = Field(description="Its URL; path and query, which may be secret, are hidden.")
     webhook_signed: bool = Field(description="It has a secret, and its webhook carries signatures (Standard Webhooks).")
     has_external_api_key: bool
     last_run_at: datetime | None
     last_run_status: Literal["running", "success", "partial", "failed", "cancelled"] | None = Field(
-        description="Of its last run that is no redrive, as the fiches of that stand after its redrives; `cancelled` "
-        "if an operator ended it."
+        description="Status of its last run (not of a redrive), by the latest outcomes of its fiches, redrives "
+        "included; `cancelled` if an operator ended it."
     )
     total_runs: int
     successful_runs: int
     partial_runs: int
     failed_runs: int
-    cancelled_runs: int = Field(description="Ended on request; none of these is counted among the others.")
-    cron: str | None = Field(description="The expression made of its type; null: by hand only.")
+    cancelled_runs: int = Field(description="Runs that were ended on request; the other counts do not include them.")
+    cron: str | None = Field(description="The cron expression of its type; null: started by hand only.")
     next_due_at: datetime | None
     overdue: bool = Field(description="It is past its due time, and no scheduler has handled it.")
-    is_stale: bool = Field(description="Its run takes longer than it may.")
+    is_stale: bool = Field(description="Its open run takes longer than all its stages may.")
     stale_at: datetime | None
-    failures: int = Field(description="How often it could not be fired, lately.")
+    failures: int = Field(description="Number of consecutive failures to fire it.")
     error: str | None
     holding_run_id: Id | None = Field(description="The run that later due times wait for, while it is open.")
     last_run_id: Id | None
@@ -202,24 +188,31 @@ class AutomationScheduleRow(Shape):
     updated_at: datetime
 
 
-class AutomationSchedule(AutomationScheduleRow):
+class AutomationScheduleRow(ScheduleFacts):
+    fiche_selection: ListedSelection
+
+
+class AutomationSchedule(ScheduleFacts):
+    fiche_selection: Selection
     next_fires: list[Fire]
-    slots: list[SlotRow] = Field(description="What became of its latest due times, the newest first.")
+    slots: list[SlotRow] = Field(description="The decisions on its latest due times, the newest first.")
     runs: list[AutomationRunRow] = Field(description="Its last runs, the newest first.")
 
 
 class ChangedAutomationSchedule(AutomationSchedule):
     webhook_secret: str | None = Field(
-        description="What its webhook is signed with, if it is new. Not shown again.",
+        description="The signing secret of its webhook, if it is new. Not shown again.",
         examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"],
     )
 
 
 class Diagnostic(Shape):
-    settings: dict[str, bool] = Field(description="Whether it is set; never to what.")
-    knobs: dict[str, Any] = Field(description="In force; none of them is a secret.")
-    budgets: dict[str, float] = Field(description="What fits into the waits of a run.")
+    settings: dict[str, bool] = Field(description="For each knob, whether it is set; never its value.")
+    knobs: dict[str, Any] = Field(description="Values in force of the knobs that are not secret.")
+    budgets: dict[str, float] = Field(
+        description="Time limits of a run, and the number of recordings that fit into them."
+    )
     lanes: list[dict[str, Any]]
-    replicas: list[dict[str, Any]] = Field(description="Those that are alive.")
+    replicas: list[dict[str, Any]] = Field(description="The live replicas.")
     schedules: dict[str, Any]
-    hints: list[str] = Field(description="What to do about it.")
+    hints: list[str] = Field(description="Advice for each problem.")

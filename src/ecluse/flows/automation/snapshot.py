@@ -1,4 +1,4 @@
-"""Snapshot of a run's settings: its schedule as it was when the run began, with the overrides of this run."""
+"""Snapshot of a run's settings: its schedule at the time the run began, with the overrides of this run."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class NoSchedule(NonRetriableError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The settings of a run; `due` is its due time or, by hand, its start. The fiche ids of `selection` are stored in a
-    column of their own."""
+    """The settings of a run; `due` is its due time or, for a run started by hand, its start. The fiche ids of
+    `selection` are stored in a column of their own."""
 
     schedule_id: int
     timezone: str
@@ -68,7 +68,7 @@ class Snapshot:
 
     @property
     def rounds(self) -> int:
-        """How often failed items are tried again."""
+        """The number of further rounds for failed items."""
         return self.max_retries if self.retry_failed else 0
 
     @property
@@ -78,7 +78,8 @@ class Snapshot:
 
     @property
     def own_key(self) -> dict[str, Any] | None:
-        """Payload by which an item finds the schedule's key; never the key."""
+        """Payload that tells an item to use the schedule's own API key (its name, never the key); None if it has
+        none."""
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
 
     async def crm_lane(self, connection: Connection, stage: Stage, run: Run) -> Lane | None:
@@ -88,8 +89,8 @@ class Snapshot:
 
 
 async def make(connection: Connection, run: Run) -> bool:
-    """Store the snapshot unless the run has one, which stays, whatever becomes of the schedule. Return True if it was
-    stored. Raises NoSchedule."""
+    """Store the snapshot, unless the run has one: that one stays, even if the schedule changes. Return True if it was
+    stored. Raise NoSchedule if the schedule is missing, deleted or switched off."""
     if await fetch_row(connection, LOAD, (run.id,)) is not None:
         return False
     if run.schedule_id is None:
@@ -134,16 +135,16 @@ async def load(connection: Connection, run: Run) -> Snapshot:
 
 
 async def configs_of(connection: Connection, run: Run) -> list[ConfigVersion]:
-    """Return the audit configs that were resolved for the run, in their versions of that time."""
+    """Return the audit configs that were resolved for the run, in the versions of that time."""
     kept = await fetch_value(connection, LOAD, (run.id,))
     return [ConfigVersion(int(one["id"]), one["version"], one["name"]) for one in kept["audit_configs"]]
 
 
 async def add_summary(connection: Connection, run: Run, **parts: Any) -> None:
-    """Add to the selection summary: what was picked, what was not, and why."""
+    """Merge these parts into the selection summary of the snapshot."""
     await connection.execute(ADD_SUMMARY, (Jsonb(parts), run.id))
 
 
 async def add(connection: Connection, run: Run, **facts: Any) -> None:
-    """Add facts that were found out during the run."""
+    """Merge facts that were found out during the run into its snapshot."""
     await connection.execute(ADD, (Jsonb(facts), run.id))

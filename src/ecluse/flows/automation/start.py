@@ -1,4 +1,4 @@
-"""Runs started on request: of a schedule, perhaps over other fiches than it selects, or over fiches that failed.
+"""Start of runs on request: of a schedule, possibly over other fiches than it selects, or over fiches that failed.
 
 Everything is checked before a run is inserted: a schedule that is unknown or switched off starts nothing.
 """
@@ -12,13 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.base.ids import uuid7
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row, fetch_rows, fetch_value
 from ecluse.engine import (
-    Choice,
     Estimate,
     FailedTarget,
     Fired,
@@ -28,17 +27,14 @@ from ecluse.engine import (
     Started,
     failed_targets,
     fire_by_hand,
-    load_runs,
     load_schedule,
     write_events,
 )
-from ecluse.engine import preview_redrive as preview_of
-from ecluse.engine import redrive as start_redrive
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS
-from ecluse.flows.automation.schedules import FLOW, kinds_of, load, selection_of
+from ecluse.flows.automation.schedules import kinds_of, load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
     MOST_FICHES,
@@ -55,13 +51,13 @@ from ecluse.flows.fiches.ids import is_fiche_id
 
 NO_CONFIGS = (
     "There is no audit config for it: every fiche will fail with `No audit configs resolved`, after its transcripts "
-    "were paid for. Make one that has run_automatically, or name it in specific_audit_configs."
+    "were paid for. Create one with run_automatically, or name one in specific_audit_configs."
 )
 
 
 @dataclass(frozen=True)
 class AutomationRedrive(Redrive):
-    """Repeats failed fiches in a run of the same schedule over these fiches."""
+    """The redrive of automation runs: a new run of the same schedule over the fiches that failed."""
 
     config: Config = field(default_factory=Config)
     most: int = MOST_FICHES
@@ -70,8 +66,8 @@ class AutomationRedrive(Redrive):
         return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
 
     async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
-        """Count the transcripts and audits that are still to be made. Time is known of transcripts, by the rate of
-        their lane; cost of audits, by what they have cost lately."""
+        """Count the transcripts and audits that are still to be made. The time is estimated for transcripts, by the
+        rate of their lane; the cost for audits, by the recent cost of audits with these configs."""
         row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
         if row is None or not targets:
             return Estimate()
@@ -98,40 +94,6 @@ class AutomationRedrive(Redrive):
         return await start(connection, flow, run.tenant_id, schedule_id, again, correlation_id=correlation_id, **how)
 
 
-async def redrive(
-    connection: Connection,
-    flow: Flow,
-    tenant: str,
-    run_id: int,
-    *,
-    include_cancelled: bool = False,
-    leave_out_hopeless: bool = False,
-    correlation_id: str | None = None,
-) -> Started:
-    choice = Choice("all" if include_cancelled else "failed", leave_out_hopeless=leave_out_hopeless)
-    run = await _of_tenant(connection, tenant, run_id)
-    return await start_redrive(connection, flow, run, choice, correlation_id=correlation_id)
-
-
-async def preview_redrive(
-    connection: Connection, tenant: str, run_id: int, *, include_cancelled: bool = False
-) -> dict[str, Any]:
-    """Preview a redrive as the contract of automation words it."""
-    run = await _of_tenant(connection, tenant, run_id)
-    choice = Choice("all" if include_cancelled else "failed")
-    told = await preview_of(connection, AutomationRedrive(), run, choice)
-    causes = [{"fiche_id": one.pop("target"), **one} for one in told["causes"]]
-    same = {name: told[name] for name in ("run_id", "failed", "cancelled", "cannot_succeed")}
-    return {**same, "takes": told["count"], "causes": causes}
-
-
-async def _of_tenant(connection: Connection, tenant: str, run_id: int) -> Run:
-    found = await load_runs(connection, [run_id])
-    if not found or (found[0].tenant_id, found[0].flow) != (tenant, FLOW):
-        raise NotFound(f"there is no automation run {run_id}")
-    return found[0]
-
-
 async def start(
     connection: Connection,
     flow: Flow,
@@ -140,7 +102,8 @@ async def start(
     override: Override | None,
     **how: Any,
 ) -> Started:
-    """Start a run of the schedule. `how` has fields of its `Start`, such as the run that it repeats."""
+    """Start a run of the schedule. `how` has further fields of its `Start`, such as the run that it repeats. Raise
+    Conflict if the schedule is switched off."""
     key = f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
     given = None if override is None else override.model_dump(mode="json", exclude_unset=True)
     async with connection.transaction():
@@ -168,7 +131,8 @@ async def start(
 
 
 def override_of(instead: Mapping[str, Any] | None) -> Override | None:
-    """Return the part of a plan that may differ for one run: the selection. A list of fiches is a mode."""
+    """Return the override of the selection from the fields that differ for one run; raise InvalidInput for any other
+    field. A list of fiches sets mode `manual`."""
     if not instead:
         return None
     if set(instead) != {"fiche_selection"} or not isinstance(instead["fiche_selection"], dict):
@@ -190,7 +154,8 @@ async def fire(
     config: Config,
     correlation_id: str,
 ) -> Fired:
-    """Start a run now, whatever else is running, and warn of what is known beforehand not to work out."""
+    """Start a run of the schedule now, even if other runs of it are open, and return it with warnings about foreseeable
+    problems."""
     started = await start(connection, flow, tenant, schedule_id, override, correlation_id=correlation_id)
     return Fired(started, await warnings(connection, tenant, schedule_id, override, config))
 
@@ -198,8 +163,7 @@ async def fire(
 async def warnings(
     connection: Connection, tenant: str, schedule_id: int, override: Override | None, config: Config
 ) -> list[str]:
-    """Return warnings about what is known beforehand not to work out. The number of fiches is known for a manual list
-    only."""
+    """Return warnings about foreseeable problems of a run. The number of fiches is known for a manual list only."""
     row = await load(connection, tenant, schedule_id)
     selection = merged(selection_of(row), override)
     # Audits need transcripts, too: without a stage of their own they are made within the time of the audit stage.

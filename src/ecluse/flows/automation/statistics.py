@@ -1,4 +1,4 @@
-"""Run statistics of a schedule: how many runs ended with each status, and the status of the last one."""
+"""Run statistics of a schedule: the number of runs that ended with each status, and the status of the last one."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
 
 
 def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) -> Status | None:
-    """Return the schedule's last status after a run has ended; None: unchanged. A redrive reports where the targets of
-    the run that it belongs to stand now, if that was the schedule's last run (`redriven`). The targets it took had
-    failed before, so it never makes the status worse; a run stays cancelled while some of its targets were never
-    finished."""
+    """Return the schedule's last status after a run has ended; None: unchanged. For a redrive, it follows from the
+    latest outcomes of the targets of the run that it belongs to (`redriven`), if that was the schedule's last run. A
+    redrive takes failed targets only, so it never makes the status worse; a run stays cancelled while some of its
+    targets were never finished."""
     if not is_redrive:
         return came_to
     if redriven is None:

@@ -1,11 +1,9 @@
-"""What the API, the command line and the pages offer of automation: schedules, their runs, the outcome of each fiche.
-Requests are checked before a run is inserted, so that nothing is started by mistake."""
+"""Automation in the API, the command line and the pages: schedules, their runs, the outcome of each fiche. Requests are
+checked before a run is inserted, so that nothing is started by mistake."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
-
-from fastapi import Body
 
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
@@ -54,6 +52,9 @@ ALL_RUNS = Listing("runs", shapes.AutomationRunRow, "automation_runs", READ, fil
 OF_SCHEDULE = Listing(
     *("runs", shapes.AutomationRunRow, "automation_runs", READ), filters=RunStatusFilter, within=("schedule_id",)
 )
+FICHE_IDS = Listing(
+    *("fiche_ids", shapes.FicheIdRow, "automation_schedule_fiche_ids", READ), order=("place",), within=("schedule_id",)
+)
 RUN_COLUMNS = ("id", "schedule_id", "status", "started_at", "selected", "successful_fiches", "failed_fiches")
 
 
@@ -89,6 +90,13 @@ surface.listing(
     ),
 )
 surface.listing(
+    f"{SCHEDULE}/fiche-ids",
+    FICHE_IDS,
+    check=known_schedule,
+    list_fiche_ids_of_schedule="List the fiche ids of a schedule of mode manual, in the order given.",
+    command=Command("automation schedules fiche-ids", empty="the schedule names no fiches"),
+)
+surface.listing(
     f"{SCHEDULE}/runs",
     OF_SCHEDULE,
     check=known_schedule,
@@ -104,7 +112,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "NO_CONNECTION"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED", "NO_CONNECTION"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -113,8 +121,9 @@ surface.listing(
     ),
 )
 async def create_automation_schedule(act: Act, body: Plan) -> Row:
-    """Add a schedule. It is due for times from now on. Fields are accepted in snake_case and in camelCase. The response
-    holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    """Create a schedule; it is due for times from now on. Fields are accepted in snake_case and in camelCase. The
+    response holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    await act.require_room("schedules")
     made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
     return {**await _in_full(act, made["id"]), "webhook_secret": None}
@@ -137,8 +146,8 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
     command=Command("schedules update automation", options=OPTIONS),
 )
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
-    """Change the given fields only. Runs under way go on as they began. Setting a `webhook_url` on a schedule without a
-    signing secret creates one, which is in this response only."""
+    """Change a schedule: only the given fields change. Open runs keep the settings they began with. Setting a
+    `webhook_url` on a schedule without a signing secret creates one, which is in this response only."""
     changed = await schedules.update(act.connection, _flow(act), act.tenant, schedule_id, body)
     act.answers(200, webhook_secret=changed["webhook_secret"])
     return {**await _in_full(act, schedule_id), "webhook_secret": None}
@@ -164,7 +173,7 @@ async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
 
 @surface.operation("DELETE", SCHEDULE, needs=WRITE, answer=Deleted, action="automation_schedule.delete", subject=ABOUT)
 async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
-    """Delete a schedule. It is not due any more, and not listed. Its runs can be read as before; a run under way
+    """Delete a schedule: it is not due any more, and not listed. Its runs can be read as before; an open run
     finishes."""
     await schedules.delete(act.connection, act.tenant, schedule_id)
     return {"id": schedule_id, "deleted": True}
@@ -177,11 +186,11 @@ async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> R
     answer=shapes.Triggered,
     action="automation_schedule.trigger",
     subject="schedule:{body.schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "NO_CONNECTION"),
+    refuses=("SCHEDULE_INACTIVE", "BUDGET_EXCEEDED", "NO_CONNECTION"),
 )
 async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
-    """Run a schedule now, whatever else is running, perhaps over other fiches than it selects. Of a list that is longer
-    than `max_fiches`, only the first `max_fiches` are taken, and `warnings` says so."""
+    """Run a schedule now, even if other runs of it are open, possibly over other fiches than it selects. If a list is
+    longer than `max_fiches`, only the first `max_fiches` are taken, with a note in `warnings`."""
     wanted, override = number("automation schedule", body.schedule_id), body.override_fiche_selection
     config = act.state.automation.config
     fired = await start.fire(act.connection, _flow(act), act.tenant, wanted, override, config, act.request_id)
@@ -216,62 +225,18 @@ async def list_automation_logs(
 async def list_automation_fiches(
     look: Look, run_id: RunNumber, status: FicheStatus | None = None, limit: Limit = 50, offset: Offset = 0
 ) -> Row:
-    """List the outcomes of a run's fiches, by id; of an open fiche, what it still lacks."""
+    """List the fiches of a run, by id, each with its outcome or, while it is open, the state of its details,
+    transcripts and audits."""
     cut = {"limit": limit, "offset": offset}
     rows = await queries.list_fiches(look.connection, look.tenant, run_id, status=status, **cut)
     return {"fiches": with_ids_as_text(rows), **cut}
 
 
 @surface.read(
-    f"{RUN}/redrive", needs=READ, answer=shapes.AutomationRedrivePreview, refuses=("RUN_NOT_ENDED", "SCHEDULE_GONE")
-)
-async def preview_automation_redrive(look: Look, run_id: RunNumber, include_cancelled: bool = False) -> Row:
-    """Preview a redrive: how many fiches it would take, and which of them cannot succeed as they are. Nothing is
-    started."""
-    return await start.preview_redrive(look.connection, look.tenant, run_id, include_cancelled=include_cancelled)
-
-
-@surface.operation(
-    "POST",
-    f"{RUN}/redrive",
-    needs=WRITE,
-    answer=shapes.AutomationRedriven,
-    action="automation_run.redrive",
-    subject="run:{parent_run_id}",
-    refuses=(
-        "RUN_NOT_ENDED",
-        "SCHEDULE_GONE",
-        "SCHEDULE_INACTIVE",
-        "NO_CONNECTION",
-        "NOTHING_FAILED",
-        "ONLY_CANCELLED",
-        "ONLY_HOPELESS",
-        "NOTHING_CHOSEN",
-    ),
-)
-async def redrive_automation(
-    act: Act,
-    run_id: RunNumber,
-    body: Annotated[
-        shapes.AutomationRedrive | None, Body(examples=[{"includeCancelled": False, "leaveOutHopeless": True}])
-    ] = None,
-) -> Row:
-    """Start a run over the fiches that failed in this one, linked to it. While that run is open, a repeated request
-    returns it."""
-    options = (body or shapes.AutomationRedrive()).model_dump()
-    started = await start.redrive(
-        act.connection, _flow(act), act.tenant, run_id, **options, correlation_id=act.request_id
-    )
-    if started.deduplicated:
-        act.changes_nothing()
-    return {**_started(started, []), "parent_run_id": run_id, "deduplicated": started.deduplicated}
-
-
-@surface.read(
     "/api/automation/diagnostic", needs=READ, answer=shapes.Diagnostic, command=Command("automation diagnose")
 )
 async def diagnose_automation(look: Look) -> Row:
-    """Check whether everything is in place that automation needs, and say what to do if not."""
+    """Check whether everything that automation needs is in place, with hints for each problem."""
     lanes = {stage.lane.name for name in ("automation", "transcription") for stage in look.kit.flow(name).stages}
     found = await diagnostic.look(look.connection, look.state.automation, look.tenant, lanes)
     with_ids_as_text(found["schedules"]["worst"])

@@ -1,5 +1,5 @@
-"""Transcripts of a run's fiches: a transcription run for each fiche, started here, and a gate that counts recordings.
-The transcription runs go on after this run has ended, unless it is ended by force (ADR 0017)."""
+"""Transcripts of a run's fiches: a transcription run is started for each fiche, and the gate counts recordings. The
+transcription runs go on after this run has ended, unless it is ended by force (ADR 0017)."""
 
 from __future__ import annotations
 
@@ -62,10 +62,14 @@ ORDER BY 1
 # what they waited for.
 LATE = f"""
 SELECT w.fiche_id, count(*)::int AS missing, coalesce((array_agg(w.call_id || ': ' || w.why ORDER BY w.call_id)
-           FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed
-FROM (SELECT f.fiche_id, r.call_id, coalesce(i.error, 'lane ' || l.name || ' is paused: ' || l.paused_reason) AS why
+           FILTER (WHERE w.why IS NOT NULL))[1:{NAMED}], '{{}}') AS waited, e.error_code AS code, e.error, e.failed,
+       bool_or(w.over_budget) AS over_budget
+FROM (SELECT f.fiche_id, r.call_id, coalesce(b.why, i.error, 'lane ' || l.name || ' is paused: ' || l.paused_reason)
+          AS why, b.why IS NOT NULL AS over_budget
       {FROM} LEFT JOIN items i ON i.run_id = t.id AND i.stage IN ('known', 'recordings') AND i.key = r.call_id
-      LEFT JOIN lanes l ON l.id = i.lane_id {MISSING}) w
+      LEFT JOIN lanes l ON l.id = i.lane_id LEFT JOIN LATERAL (
+          SELECT i.postponed_why AS why WHERE i.postponed_cause = 'budget' AND i.claim_id IS NULL) b ON true
+      {MISSING}) w
 LEFT JOIN (SELECT * FROM expected_failures WHERE run_id = %(run)s) e ON e.target = w.fiche_id
 GROUP BY w.fiche_id, e.error_code, e.error, e.failed ORDER BY 1
 """  # noqa: S608 - our own words
@@ -76,8 +80,8 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` what some of them waited for;
-    `code` and `error` are its first cause, if one of its recordings has failed."""
+    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` has the causes for which some
+    of them waited; `code` and `error` are its first cause, if one of its recordings has failed."""
 
     fiche_id: str
     missing: int
@@ -85,21 +89,23 @@ class Late(NamedTuple):
     code: str | None
     error: str | None
     failed: int | None  # None: the cause is not that of particular recordings
+    over_budget: bool  # one of them waits for a budget
 
     @property
     def late(self) -> int:
-        """Number of recordings that have no known cause but that their time was up."""
+        """The number of recordings whose only known cause is that their time was over."""
         if self.code is None:
             return self.missing
         return 0 if self.failed is None else max(0, self.missing - self.failed)
 
     def settled(self) -> Settled:
-        """Return the outcome of the fiche."""
+        """Return the failed outcome of the fiche, with its cause."""
         if self.code is None:
             named = "; ".join(f"recording {why}" for why in self.waited)
             more = f" (and {self.missing - len(self.waited)} more)" if 0 < len(self.waited) < self.missing else ""
             text = f"{INCOMPLETE}: {named}{more}" if named else INCOMPLETE
-            return Settled(self.fiche_id, "failed", "TRANSCRIPTION_INCOMPLETE", text)
+            code = "BUDGET_EXCEEDED" if self.over_budget else "TRANSCRIPTION_INCOMPLETE"
+            return Settled(self.fiche_id, "failed", code, text)
         text = f"{self.error}; {self.late} more not transcribed in time" if self.late else str(self.error)
         return Settled(self.fiche_id, "failed", self.code, text)
 
@@ -107,14 +113,14 @@ class Late(NamedTuple):
 @dataclass(frozen=True)
 class Transcripts:
     """The units of the transcription gate: recordings of all fiches without an outcome, whichever run transcribes them.
-    `flow` is that of transcription runs; `rounds` how often fiches are tried again."""
+    `flow` is the flow of transcription runs; `rounds` the number of further rounds for failed fiches."""
 
     flow: Flow
     config: Config
     rounds: int
 
     async def dispatch(self, connection: Connection, run: Run, max_wait: timedelta) -> int:
-        """Start transcription runs, and return for how many fiches. Idempotent: a known event id already has its
+        """Start the transcription runs, and return the number of fiches. Idempotent: a known event id already has its
         run."""
         wanted = await snapshot.load(connection, run)
         rows = await fetch_rows(connection, FICHES, {"run": run.id})
@@ -140,7 +146,7 @@ class Transcripts:
             await self._start(connection, run, left, wanted.transcription_priority, round_)
 
     async def again(self, connection: Connection, run: Run, round_: int) -> None:
-        """Start another round for fiches that may heal. Idempotent: a fiche in progress is not healable, and event ids
+        """Start another round for fiches that may succeed. Idempotent: a fiche in progress is left out, and event ids
         are computed."""
         wanted = await snapshot.load(connection, run)
         fiche_ids = await fetch_column(connection, HEALABLE, {"run": run.id})
@@ -151,7 +157,7 @@ class Transcripts:
         run.trace.fan_out("fiche/transcribe", len(fiche_ids), sample, round=round_)
 
     async def settle(self, connection: Connection, run: Run) -> None:
-        """Settle as failed, after the gate, every fiche that lacks a transcript: for its first cause if one is known,
+        """Settle every fiche that lacks a transcript after the gate as failed: for its first cause if one is known,
         otherwise because time ran out."""
         async with connection.transaction():
             late = await fetch_all(connection, Late, LATE, {"run": run.id})
@@ -192,10 +198,10 @@ class Transcripts:
             crashpoint("in dispatch")
 
     async def _warn(self, connection: Connection, run: Run, recordings: int, max_wait: timedelta) -> None:
-        """Warn, in log and snapshot, if so many recordings do not fit into `max_wait`."""
+        """Warn, in log and snapshot, if this number of recordings cannot be transcribed within `max_wait`."""
         knob = WAIT if max_wait == self.config.transcription_wait else AUDIT_WAIT
         if warning := budget_warning(recordings, self.config.per_minute, max_wait, knob):
-            await events.log_line(connection, run, f"The budget does not fit: {warning}", "warning")
+            await events.log_line(connection, run, f"The time limit is too short: {warning}", "warning")
             await snapshot.add(connection, run, budget_warning=warning)
             run.trace.warn(warning)
 

@@ -1,4 +1,5 @@
-"""Work of automation items: read a day's sales list, or a fiche in full. No retry, no sleep, no status, no commit."""
+"""Work of automation items: read a day's sales list, or a fiche in full, from the CRM. Retries, pauses, statuses and
+commits are the engine's."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ecluse.flows.fiches.fetch import Fetched, fetch_fiche, save_details
 
 
 async def revalidate(context: WorkContext, item: Item) -> Result:
-    """Read the sales list of a day from the CRM: the work of the stage `revalidate`."""
+    """Read the sales list of a day from the CRM. The work of the stage `revalidate`."""
     vendors: Vendors = context.vendors
     sales = await vendors.crm(context, item, lambda crm: crm.sales(date.fromisoformat(item.key)))
     rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
@@ -21,7 +22,7 @@ async def revalidate(context: WorkContext, item: Item) -> Result:
 
 
 async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store sales lists in the cache: the `save` of the stage `revalidate`."""
+    """Store sales lists in the cache. Used as the `save` of the stage `revalidate`."""
     for tenant in sorted({one.item.tenant_id for one in saved}):
         mine = [one for one in saved if one.item.tenant_id == tenant]
         lists = {date.fromisoformat(one.item.key): one.kept["rows"] for one in mine}
@@ -29,13 +30,13 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def fetch(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche from the CRM, even if it is cached: the work of the stage `fetch`. That the CRM does not know the
-    fiche is an answer, and is stored as one."""
+    """Fetch a fiche from the CRM, cached or not. The work of the stage `fetch`. A fiche that the CRM does not know is
+    stored as such; it is not a failure."""
     vendors: Vendors = context.vendors
     answer = await vendors.crm(context, item, lambda crm: fetch_fiche(crm, item.key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
 
 
 async def save_fetched(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store fetched fiches in the cache: the `save` of the stage `fetch`."""
+    """Store fetched fiches in the cache. Used as the `save` of the stage `fetch`."""
     await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])

@@ -1,6 +1,5 @@
-"""State of a fiche: whether its details are complete, whether it is gone from the CRM for good, how many recordings it
-has. The view `fiche_states` derives it from the rows; the sales lists in the cache.
-"""
+"""The cached state of fiches: whether the details of a fiche are complete, whether it is gone from the CRM for good,
+and its number of recordings (the view `fiche_states` derives this from the rows). Also the cache of sales lists."""
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ ON CONFLICT ON CONSTRAINT fiche_cache_fiche DO UPDATE SET groupe = coalesce(excl
 
 
 class FicheState(NamedTuple):
-    """State of one fiche for gates and filters. `recordings_count` and `has_recordings` are what the CRM sent, None if
-    the fiche was not fetched yet; `total_recordings` and `transcribed` count the rows."""
+    """State of one fiche for gates and filters. `recordings_count` and `has_recordings` are the CRM's figures, None if
+    the fiche was not fetched yet; `total_recordings` and `transcribed` count the stored rows."""
 
     fiche_id: str
     fiche_cache_id: int

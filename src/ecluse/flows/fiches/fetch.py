@@ -1,7 +1,7 @@
-"""Fetch a fiche in full with one CRM request, and store a whole batch of answers with a few statements.
+"""Fetch of a fiche in full with one CRM request, and storing of a batch of answers with a few statements.
 
-A fetch never writes the transcription columns: those belong to the transcriptions flow. A recording that the CRM does
-not name any more is marked as removed, and unmarked when the CRM names it again.
+A fetch never writes the transcription columns: those belong to the transcriptions flow. A recording that the CRM no
+longer lists is marked as removed, and unmarked when the CRM lists it again.
 
 Lock order: fiches by (tenant_id, fiche_id), then their recordings by (fiche_cache_id, call_id). Only the transaction
 that holds the lock on a fiche's row adds or removes recordings of it.
@@ -73,7 +73,7 @@ WHERE r.removed_at IS NOT NULL OR (r.recording_url, r.start_time, r.duration_s)
 
 
 class Fetched(NamedTuple):
-    """One answer of `fetch_fiche`. `details` None: not found."""
+    """A fetched fiche to be stored, from the answer of `fetch_fiche`. `details` None: the CRM does not know it."""
 
     tenant_id: str
     fiche_id: str
@@ -81,7 +81,7 @@ class Fetched(NamedTuple):
 
 
 async def fetch_fiche(crm: Crm, fiche_id: str) -> Row:
-    """Fetch a fiche from the CRM, whatever is cached. Returns `{"found": True, "details": {…}}`, or `{"found": False}`
+    """Fetch a fiche from the CRM, even if it is cached. Return `{"found": True, "details": {…}}`, or `{"found": False}`
     for a fiche that is gone, which is an answer, not a failure."""
     try:
         details = await crm.fiche(fiche_id)
@@ -93,7 +93,7 @@ async def fetch_fiche(crm: Crm, fiche_id: str) -> Row:
 
 
 async def save_details(connection: Connection, fetched: Sequence[Fetched]) -> dict[tuple[str, str], int]:
-    """Store all answers in the caller's transaction; of two answers for one fiche, the later counts. Returns the
+    """Store the fetched fiches in the caller's transaction; of two answers for one fiche, the later counts. Return the
     `fiche_cache` ids by (tenant, fiche id)."""
     latest = {(one.tenant_id, one.fiche_id): one.details for one in fetched}
     if not latest:

@@ -20,7 +20,7 @@ def is_fiche_id(text: str) -> bool:
 
 
 def why_not(fiche_ids: Sequence[str]) -> str | None:
-    """Return what is wrong with a list of ids, naming the invalid ones; None if all are valid."""
+    """Return the problem with a list of ids, naming the invalid ones; None if all are valid."""
     wrong = [one for one in fiche_ids if not is_fiche_id(one)]
     if not wrong:
         return None
@@ -39,8 +39,8 @@ FicheId = Annotated[
 
 
 def in_names(fiche_id: str) -> str:
-    """Return the id as a part of computed names (events, locks), hashed if it could be mistaken for the name of
-    something else: `a:b` for recording `b` of fiche `a`, `a-retry-1` for the repetition of an event of fiche `a`."""
+    """Return the fiche id as a part of computed names (events, locks), hashed if it could be mistaken for another name:
+    `a:b` for recording `b` of fiche `a`, `a-retry-1` for the repetition of an event of fiche `a`."""
     if ":" in fiche_id or RETRY in fiche_id:
         return f"~{hashlib.sha256(fiche_id.encode()).hexdigest()[:32]}"
     return fiche_id

@@ -1,9 +1,7 @@
-"""One fiche in full. Signed parts of URLs are hidden, and so are values in the CRM's own fields that look like
-secrets."""
+"""The query for one fiche in full. Signed parts of URLs are hidden, and so are values in the CRM's own fields that look
+like secrets."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from ecluse.base.errors import NotFound
 from ecluse.base.masking import masked, plain
@@ -17,23 +15,13 @@ SELECT r.id::text, r.call_id, r.recording_url, {URL_MISSING} AS url_missing, r.s
        r.has_transcription, r.transcribed_at, r.removed_at
 FROM recordings r WHERE r.fiche_cache_id = %s ORDER BY r.start_time NULLS LAST, r.call_id
 """  # noqa: S608 - made of our own words
-LIST = """
-SELECT fiche_cache_id, tenant_id, fiche_id, groupe, sales_date, details, recordings_count, has_recordings,
-       total_recordings, transcribed, last_revalidated_at, fetched_at, created_at, updated_at
-FROM fiche_states WHERE tenant_id = coalesce(%s, tenant_id) AND (%s::text IS NULL OR groupe = %s)
-ORDER BY sales_date DESC NULLS LAST, fiche_cache_id DESC LIMIT %s OFFSET %s
-"""
-
-
-class Wanted(NamedTuple):
-    groupe: str | None = None
 
 
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
     if fiche is None:
-        raise NotFound(f"there is no fiche {fiche_id}")
+        raise NotFound(f"There is no fiche {fiche_id}.")
     recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])

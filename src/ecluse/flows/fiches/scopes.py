@@ -1,4 +1,4 @@
-"""Which fiches a caller sees: all of the tenant, those of its groups, or those attributed to its CRM user.
+"""The fiches that a caller may see: all of the tenant, those of its groupes, or those attributed to its CRM user.
 
 A caller with a narrow scope gets the same refusal for a fiche outside its scope and for one that does not exist. A
 caller with scope ALL may ask for a fiche that is not in the cache: it can be fetched.
@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from starlette.convertors import register_url_convertor
-
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Visible, every_row
 from ecluse.access.surface import Look, Noun
-from ecluse.access.wire import TextConvertor
 from ecluse.base.errors import NotFound
 from ecluse.base.text import first_few, storable
 from ecluse.db.connect import Connection
@@ -24,7 +21,8 @@ from ecluse.flows.fiches.ids import is_fiche_id
 
 
 def visible(caller: Caller, fiche: str = "f") -> Visible:
-    """Return the condition on a row of `fiche_states`, `fiche`, that this caller sees."""
+    """Return the condition on rows of `fiche_states` that selects the fiches which this caller sees; `fiche` is the
+    alias of the row."""
     match caller.scope:
         case "ALL":
             return every_row(caller)
@@ -37,7 +35,8 @@ def visible(caller: Caller, fiche: str = "f") -> Visible:
 
 
 def visible_rows(caller: Caller) -> Visible:
-    """Return the condition on rows with a `fiche_cache_id`: a caller sees those of the fiches that it sees."""
+    """Return the condition on rows `t` with a `fiche_cache_id` that selects the rows of fiches which this caller
+    sees."""
     if caller.scope == "ALL":
         return every_row(caller)
     condition, parameters = visible(caller)
@@ -60,7 +59,7 @@ async def check_visible(connection: Connection, caller: Caller, fiche_ids: Seque
 
 
 async def require_visible(connection: Connection, caller: Caller, fiche_ids: Sequence[str]) -> None:
-    """Raise Refused (403) if this caller may not see one of the fiches."""
+    """Raise Refused (403), naming the fiches, if this caller may not see one of them."""
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
         outside = f"which does not include fiche {first_few(refused)}, as far as is known here."
@@ -68,7 +67,7 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
 
 
 def _limits(caller: Caller) -> str:
-    """Return in words which fiches the caller may see."""
+    """Describe which fiches the caller may see."""
     if caller.scope == "GROUP":
         return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
     return (
@@ -78,12 +77,9 @@ def _limits(caller: Caller) -> str:
     )
 
 
-register_url_convertor("fiche", TextConvertor())
-
-
 async def _in_path(look: Look, text: str) -> str:
     if not is_fiche_id(text):  # not found, like a fiche that does not exist
-        raise NotFound(f"there is no fiche {storable(text, 50)}")
+        raise NotFound(f"There is no fiche {storable(text, 50)}.")
     await require_visible(look.connection, look.caller, [text])
     return text
 

@@ -1,5 +1,5 @@
-"""What the API, the command line and the pages show of fiches. A fiche of another tenant is not found; a caller of a
-narrow scope sees only the fiches of that scope."""
+"""Fiches in the API, the command line and the pages: the list, and one fiche in full. A fiche of another tenant is not
+found; a caller of a narrow scope sees only the fiches of that scope."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ surface = Surface("fiches")
 class FicheRow(Shape):
     fiche_cache_id: str = Field(examples=["12"])
     tenant_id: str = Field(examples=["default"])
-    fiche_id: str = Field(examples=["171234"], description="As the CRM numbers it.")
-    groupe: str | None = Field(examples=["Lyon"], description="As the details say; before those, the sales list.")
+    fiche_id: str = Field(examples=["171234"], description="The id of the fiche in the CRM.")
+    groupe: str | None = Field(
+        examples=["Lyon"], description="From the details; before those are fetched, from the sales list."
+    )
     sales_date: date | None = Field(examples=["2026-03-02"])
     details: Details = Field(
         examples=["ready"], description="`ready`: known in full. `not_found`: gone in the CRM, for good."
     )
-    recordings_count: int | None = Field(examples=[3], description="As the CRM says; null: not fetched yet.")
+    recordings_count: int | None = Field(
+        examples=[3], description="Number of recordings in the CRM; null: not fetched yet."
+    )
     has_recordings: bool | None = Field(examples=[True])
-    total_recordings: int = Field(examples=[3], description="Those stored and not gone upstream.")
-    transcribed: int = Field(examples=[2], description="Of those, how many have a transcript.")
-    last_revalidated_at: datetime | None = Field(description="When the sales list named it last.")
-    fetched_at: datetime | None = Field(description="When the CRM was last asked for its details, and answered.")
+    total_recordings: int = Field(examples=[3], description="Stored recordings, without those removed in the CRM.")
+    transcribed: int = Field(examples=[2], description="The number of these that have a transcript.")
+    last_revalidated_at: datetime | None = Field(description="When a sales list last contained it.")
+    fetched_at: datetime | None = Field(description="When its details were last fetched from the CRM.")
     created_at: datetime
     updated_at: datetime
 
@@ -45,7 +49,7 @@ class RecordingRow(Shape):
     id: str = Field(examples=["77"])
     call_id: str = Field(examples=["call-1"])
     recording_url: str = Field(
-        examples=["https://calls.example/1.mp3?X-Amz-Signature=***"], description="What signs it is hidden."
+        examples=["https://calls.example/1.mp3?X-Amz-Signature=***"], description="The signature in it is hidden."
     )
     url_missing: bool = Field(examples=[False], description="The CRM has no URL for it: it cannot be transcribed.")
     start_time: datetime | None
@@ -53,7 +57,7 @@ class RecordingRow(Shape):
     has_transcription: bool
     transcribed_at: datetime | None
     removed_at: datetime | None = Field(
-        description="Gone upstream since then: counted nowhere, its transcript is kept."
+        description="Removed in the CRM since then: not counted, its transcript is kept."
     )
 
 
@@ -62,27 +66,27 @@ class FicheInFull(FicheRow):
     attribution_user_id: str | None = Field(examples=["42"])
     information: dict[str, Any] | None = Field(
         examples=[{"groupe": "Lyon", "attribution_user_id": 42}],
-        description="What the CRM says; null while the details are missing.",
+        description="The CRM's information about it; null while the details are missing.",
     )
-    recordings: list[RecordingRow] = Field(description="By start time, those without one last.")
+    recordings: list[RecordingRow] = Field(description="The recordings by start time, those without one last.")
 
 
 def _plain_day(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
-        raise ValueError("a day as YYYY-MM-DD")  # otherwise pydantic takes a number as seconds
+        raise ValueError("must be a day as YYYY-MM-DD")  # otherwise pydantic takes a number as seconds
     return value
 
 
 Day = Annotated[date | None, Query(examples=["2026-03-02"]), BeforeValidator(_plain_day)]
 Beginning = Annotated[
     str | None,
-    Query(min_length=1, max_length=LONGEST_FOREIGN_ID, description="How its id begins."),
+    Query(min_length=1, max_length=LONGEST_FOREIGN_ID, description="The id begins with this."),
     AfterValidator(lambda text: text and storable(text)),
 ]
 
 
 class FicheFilters(Filters):
-    """A fiche whose `has_recordings` is unknown matches neither true nor false."""
+    """Filters of the list of fiches. A fiche whose `has_recordings` is unknown matches neither true nor false."""
 
     groupe: Filter = None
     sales_from: Annotated[Day, Where("t.sales_date >= %(sales_from)s")] = None
@@ -115,7 +119,7 @@ surface.listing(
 
 
 @surface.read(
-    "/api/fiches/{fiche_id:fiche}",
+    "/api/fiches/{fiche_id:text}",
     needs="fiches.read",
     narrowed=True,
     answer=FicheInFull,

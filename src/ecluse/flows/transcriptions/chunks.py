@@ -1,5 +1,5 @@
-"""Split a transcript into chunks that can be read and quoted one by one: by speaker, pauses and length of the words, or
-by sentences of the text if there are no words."""
+"""Split of a transcript into chunks that can be read and quoted one by one: by speaker, pauses and length of the words,
+or by sentences of the text if there are no words."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, f
 
 
 def _breaks(before: Word, word: Word, length: int) -> bool:
-    """Return True if a new chunk begins with this word; `before` is the last word that is not blank, `length` that of
-    the chunk so far."""
+    """Return True if a new chunk begins with this word. `before` is the last word that is not blank, `length` the
+    number of characters in the chunk so far."""
     if before.speaker_id != word.speaker_id or length + len(word.text) > LONGEST:
         return True
     return before.end is not None and word.start is not None and word.start - before.end > PAUSE
@@ -88,7 +88,8 @@ def _piece(words: Sequence[Word]) -> tuple[str | None, float | None, float | Non
 
 
 def _joined(words: Sequence[Word]) -> str:
-    """Return the text of the words. Some providers send blanks as words of their own; for others, blanks are added."""
+    """Return the text of the words. Some providers send blanks as words of their own; for the others, blanks are added
+    between words."""
     blanks = any(not word.text.strip() or word.text != word.text.strip() for word in words)
     return "".join(word.text for word in words).strip() if blanks else " ".join(word.text for word in words)
 

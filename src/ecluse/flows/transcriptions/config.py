@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import ROUND_UP, Decimal
 
 from ecluse.vendors.elevenlabs import Speech
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the flow, with their defaults. `fiche_concurrency`, `recording_concurrency` and `per_fiche` limit
-    calls in flight; `per_minute` those that start; `attempts` and `backoff_…` are the retries of a recording;
-    `max_wait` is how long callers wait for a run; `stall` when a run counts as stalled."""
+    """Settings of the transcription flow, with their defaults. `fiche_concurrency`, `recording_concurrency` and
+    `per_fiche` limit the calls in flight, `per_minute` the calls that start; `attempts` and `backoff_…` are the retries
+    of a recording; `max_wait` limits the wait of callers for a run; `stall` is the time after which a run counts as
+    stalled. `prices` are per minute of audio, by model; a recording of unknown length counts as `default_length`."""
 
     configured: bool = False  # the environment has an API key for speech to text
     speech: Speech = field(default_factory=Speech)
@@ -28,3 +31,13 @@ class Config:
     max_wait: timedelta = timedelta(seconds=900)
     stall: timedelta = timedelta(minutes=10)
     requests_per_minute: int = 50
+    prices: Mapping[str, Decimal] = field(default_factory=dict)
+    default_length: timedelta = timedelta(minutes=10)
+
+    def cost(self, seconds: float | None) -> Decimal | None:
+        """Return the price of a recording of this length; None if the model has none."""
+        price = self.prices.get(self.speech.model)
+        if price is None:
+            return None
+        length = self.default_length.total_seconds() if seconds is None else seconds
+        return (price * Decimal(str(length)) / 60).quantize(Decimal("0.000000001"), ROUND_UP)

@@ -44,16 +44,16 @@ RETURNING t.*, r.status, r.end_cause, r.error_code, coalesce(r.error_message, r.
 
 
 class Progress:
-    """Per-process memory of how many recordings each run had processed at its last progress event; `every` is the
-    number of recordings between two. A replica that misses one step emits the next; the replica that commits the last
-    recording emits the final progress."""
+    """Decides when a progress event is due: after every `every` recordings of a run. It remembers per process the count
+    at each run's last event. A replica that misses one step emits the next; the replica that commits the last recording
+    emits the final progress."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._processed: dict[int, int] = {}
 
     def due(self, run_id: int, counts: Counts) -> bool:
-        """Return True if a progress event of the run is due now, and remember that it is emitted."""
+        """Return True if a progress event of the run is due now, and remember it as emitted."""
         if not rules.progress_due(self._processed.get(run_id, 0), counts, self._every):
             return False
         self._processed.pop(run_id, None)
@@ -64,8 +64,8 @@ class Progress:
 
 
 async def news(progress: Progress, connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
-    """Return the realtime events about recordings that are over, and progress where it is due: the `news` of both
-    stages."""
+    """Return the realtime events about finished recordings, and progress events where they are due. Used as the `news`
+    of both stages."""
     began = time.monotonic()
     events = [_recording(one) for one in over]
     for run_id, (fiche_id, counts) in (await counts_of(connection, {one.item.run_id for one in over})).items():
@@ -82,7 +82,7 @@ async def news(progress: Progress, connection: Connection, over: Sequence[Finish
 
 
 def _recording(one: FinishedItem) -> EphemeralEvent:
-    """Return the realtime event about a recording that is over."""
+    """Return the realtime event about a finished recording."""
     item, code = one.item, None if one.status == "succeeded" else one.error_code or one.status
     cached = bool(one.result and one.result.get("cached"))
     payload = rules.recording_over(
@@ -95,12 +95,14 @@ def _recording(one: FinishedItem) -> EphemeralEvent:
 
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
-    """Return fiche id and counts of the runs that have a plan: frozen if the run has ended, otherwise current."""
+    """Return fiche id and counts of the runs that have a plan, by run id: frozen if the run has ended, otherwise
+    current."""
     return {row[0]: (row[1], Counts(*row[2:])) for row in await fetch_rows(connection, COUNTS, (list(runs),))}
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
-    """Store the summary of each ended run and return its end events: exactly once per run, however it ended."""
+    """Store the summary of each ended run, mark its fiche in the cache if the CRM does not know it, and return the end
+    events, exactly once per run, for every kind of end."""
     by_id = {run.id: run for run in runs}
     rows = {row["run_id"]: row for row in await fetch_all(connection, dict, SUM_UP, (sorted(by_id),))}
     gone = [
@@ -113,7 +115,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> list[Event]:
 
 
 def _end(run: Run, row: Row) -> list[Event]:
-    """Return the end events of a run."""
+    """Log the end of a run and return its end events."""
     counts = Counts(**{name: row[name] or 0 for name in Counts.__dataclass_fields__})
     planned = row["target_total"] is not None
     end = End(row["status"], row["end_cause"], planned, row["error_code"], row["reason"])

@@ -63,7 +63,7 @@ WHERE t.run_id = ANY(%s) AND f.details IS DISTINCT FROM 'ready'
 
 
 class Taken(Refused):
-    """Another run holds the lease on this fiche. `start` retries, and then attaches to that run."""
+    """Another run holds the lease on this fiche. `start` catches it, retries, and then attaches to that run."""
 
     def __init__(self, fiche_id: str, run_id: int | None) -> None:
         message = f"Fiche {fiche_id} is being transcribed (run {run_id}): wait for that one."
@@ -71,7 +71,7 @@ class Taken(Refused):
 
 
 class FicheTranscribe(BaseModel):
-    """The event `fiche/transcribe`. `refresh` is false where a parent run has just fetched the fiche."""
+    """Input of a run: the event `fiche/transcribe`. `refresh` is false if a parent run has just fetched the fiche."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class FicheTranscribe(BaseModel):
 
 
 class Transcription:
-    """The flow and its stages, built from the settings."""
+    """The flow `transcription` and its stages, built from the settings."""
 
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
         self.config = config
@@ -134,8 +134,8 @@ class Transcription:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Open the first stage of new runs. Each must get the lease on its fiche, and its tenant must have connections
-        to the vendors; if one does not, none begins."""
+        """Open the first stage of new runs. Each run must get the lease on its fiche, and its tenant must have
+        connections to the vendors; if one does not, raise Taken or Conflict, and none begins."""
         tenants = {run.tenant_id for run in runs}
         await connections.require(connection, [(tenant, kind) for tenant in tenants for kind in ("crm", "speech")])
         fiches = [run.input["fiche_id"] for run in runs]
@@ -168,7 +168,7 @@ class Transcription:
             await plan.plan(connection, known, self.known, self.recordings, self.config)
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
-        """Store the fetched fiches and plan their runs: the `save` of the stage `refresh`."""
+        """Store the fetched fiches and plan their runs. Used as the `save` of the stage `refresh`."""
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
         runs = [
             Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)

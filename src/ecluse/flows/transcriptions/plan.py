@@ -1,5 +1,5 @@
-"""Plan many runs at once from the database: which recordings exist, which are transcribed already, which are targets.
-The same transaction stores the counts, takes the leases, writes the events and opens the stages."""
+"""Planning of many runs at once from the database: which recordings exist, which are transcribed already, which are
+targets. The same transaction stores the counts, acquires the leases, writes the events and opens the stages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a run has to do, and its counts."""
+    """The plan of a run: its recordings without a transcript, and its counts."""
 
     run: Run
     fiche_id: str
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
 async def plan(
     connection: Connection, runs: Sequence[Run], known: Stage, recordings: Stage, config: Config
 ) -> list[Plan]:
-    """Plan these runs, in the caller's transaction: store counts, take the leases on recordings, select the targets,
+    """Plan these runs, in the caller's transaction: store counts, acquire the leases on recordings, select the targets,
     open the stages `known` and `recordings`, and write the events."""
     plans = await _facts(connection, runs, config)
     paid = await _paid_for(connection, plans)
@@ -134,7 +134,7 @@ def _trace(one: Plan, config: Config) -> None:
 
 
 async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
-    """Read the plans of these runs from the database."""
+    """Compute the plans of these runs from the recordings in the database."""
     by_id = {run.id: run for run in runs}
     rows = await fetch_rows(connection, FACTS, (list(by_id),))
     return [

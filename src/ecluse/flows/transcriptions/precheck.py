@@ -1,5 +1,5 @@
-"""The check before a paid call: does the recording still exist, is it still untranscribed, does this run hold its lock?
-Items that are checked at about the same moment share one query."""
+"""The check before a paid call: whether the recording still exists, is still untranscribed, and its lock is held by
+this run. Items that are checked at about the same moment share one query."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_rows
 from ecluse.engine import BatchedQuery, Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
 LOOK = """
-SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id
+SELECT k.item_id, r.id IS NOT NULL, coalesce(r.has_transcription, false), coalesce(r.recording_url, ''), l.run_id,
+       r.duration_s
 FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
     AS k(item_id, fiche_cache_id, call_id, tenant_id, key)
 LEFT JOIN recordings r ON r.fiche_cache_id = k.fiche_cache_id AND r.call_id = k.call_id AND r.removed_at IS NULL
@@ -26,6 +28,7 @@ class Standing(NamedTuple):
     transcribed: bool
     url: str  # from the latest fetch: an older signed URL may have expired
     holder: int | None  # the run that holds its lock; None: the item's own run has ended, or a process holds it
+    seconds: float | None = None  # its length, as the CRM says
 
 
 class Looks(BatchedQuery[Standing]):
@@ -38,7 +41,7 @@ class Looks(BatchedQuery[Standing]):
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Return the state of each item's recording, by item id. A lock without a holder (an operator released it, or a
     call that outlived its run has finished) is acquired for the item's run; the recording is read again after that, to
-    see what the last holder stored."""
+    see the result that the last holder stored."""
     found = await _look(connection, items)
     free = [item for item in items if found[item.id].holder is None]
     if free:
@@ -55,8 +58,8 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
 
 async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
     """Read the state of each item's recording, and which run holds its lock."""
-    cursor = await connection.execute(LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
-    return {row[0]: Standing(*row[1:]) for row in await cursor.fetchall()}
+    rows = await fetch_rows(connection, LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
+    return {item: Standing(*standing) for item, *standing in rows}
 
 
 def _lock(item: Item) -> str:

@@ -1,5 +1,5 @@
-"""Read side of transcriptions: coverage of a fiche, which is a snapshot of its current recordings; its last run, whose
-figures are frozen when it ends; the state of each recording, and why one waits; log lines and transcripts."""
+"""Queries about transcriptions: coverage of a fiche, which is a snapshot of its current recordings; its last run, whose
+figures are frozen when it ends; the state of each recording, and why one waits; transcripts."""
 
 from __future__ import annotations
 
@@ -49,11 +49,6 @@ SELECT key, owner, run_id, fence, acquired_at, extract(epoch FROM expires_at - e
 FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
 """
 
-LOGS = """
-SELECT created_at, level, message, data FROM transcription_logs WHERE tenant_id = %s AND fiche_id = %s
-  AND (%s::text IS NULL OR trace_id = %s) ORDER BY created_at, id LIMIT %s OFFSET %s
-"""
-
 TRANSCRIPT = """
 SELECT r.call_id, r.has_transcription, r.transcription_id, r.transcribed_at, r.transcription_text,
        r.transcription_data,
@@ -70,7 +65,7 @@ async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
     fiche = await fetch_one(connection, dict, FICHE, given)
     run = await fetch_one(connection, dict, RUN, given)
     if fiche is None and run is None:
-        raise NotFound(f"there is no fiche {fiche_id}")
+        raise NotFound(f"There is no fiche {fiche_id}.")
     rows: list[Row] = []
     if fiche is not None:
         rows = await fetch_all(connection, dict, RECORDINGS, {"run": run and run["planned"], "fiche": fiche["id"]})
@@ -108,8 +103,8 @@ def assembled(
     stages: Sequence[Row],
     lease: Row | None,
 ) -> Row:
-    """Return the status of a fiche. If it was never fetched or the CRM does not know it, `total`, `pending` and
-    `percentage` are None."""
+    """Assemble the status of a fiche from its parts. If it was never fetched or the CRM does not know it, `total`,
+    `pending` and `percentage` are None."""
     known = details == "ready"
     total, transcribed = len(recordings), sum(one["has_transcription"] for one in recordings)
     active = run is not None and run["ended_at"] is None
@@ -153,8 +148,8 @@ def _run(run: Row, stages: Sequence[Row]) -> Row:
 
 
 def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
-    """Return the state of the three functions that the requirements name. The finalizer is `missing` if a planned run
-    has no open item but has not ended."""
+    """Return the states of the three functions that the requirements name (orchestrator, worker, finalizer), from the
+    run's stages. The finalizer is `missing` if a planned run has no open item but has not ended."""
     refresh = stages.get(rules.REFRESH)
     first = "done" if planned else "failed" if over else "running" if refresh and refresh["in_flight"] else "queued"
     items = [row for name, row in stages.items() if name != rules.REFRESH]
@@ -169,24 +164,17 @@ def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
     }
 
 
-async def logs(
-    connection: Connection, tenant: str, fiche_id: str, *, run_id: str | None = None, limit: int, offset: int
-) -> list[Row]:
-    """Return the log lines about this fiche, the oldest first."""
-    return await fetch_all(connection, dict, LOGS, (tenant, fiche_id, run_id, run_id, limit, offset))
-
-
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:
     if await fetch_row(connection, KNOWN, {"tenant": tenant, "fiche": fiche_id}) is None:
-        raise NotFound(f"there is no fiche {fiche_id}")
+        raise NotFound(f"There is no fiche {fiche_id}.")
 
 
 async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:
     """Return the transcript of one recording: with its words if they were stored, otherwise the text alone."""
     row = await fetch_one(connection, dict, TRANSCRIPT, (tenant, fiche_id, call_id))
     if row is None:
-        raise NotFound(f"fiche {fiche_id} has no recording {call_id}")
+        raise NotFound(f"There is no recording {call_id} of fiche {fiche_id}.")
     text, data = row.pop("transcription_text"), row.pop("transcription_data")
     if data is None and text is None:
-        raise NotFound(f"recording {call_id} of fiche {fiche_id} has no transcript")
+        raise NotFound(f"There is no transcript of recording {call_id} of fiche {fiche_id}.")
     return {"fiche_id": fiche_id, **row, "transcription": data or {"text": text, "words": []}}

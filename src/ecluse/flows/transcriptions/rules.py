@@ -1,4 +1,5 @@
-"""Pure decisions about transcription runs: computed names and keys, event payloads, when to emit progress, states."""
+"""Pure decisions about transcription runs: computed names and keys, event payloads, when progress events are due,
+states."""
 
 from __future__ import annotations
 
@@ -28,21 +29,21 @@ RUN_ENDED = "RUN_ENDED"  # the engine's error code for items that the end of a r
 
 State = Literal["transcribed", "queued", "running", "throttled", "failed", "not_tried"]
 # Causes of waiting (insight/causes.py) that hold an item back, as opposed to no worker having reached it yet.
-HELD_BACK = frozenset({"paused", "held", "retry", "in flight", "per key", "throttled"})
+HELD_BACK = frozenset({"paused", "held", "budget", "retry", "in flight", "per key", "throttled"})
 
 
 def fiche_lock(fiche_id: str) -> str:
-    """Return the key of the lease on a fiche: one run at a time transcribes it."""
+    """Return the key of the lease on a fiche, by which only one run at a time transcribes it."""
     return f"lock:transcription:fiche:{in_names(fiche_id)}"
 
 
 def recording_lock(fiche_id: str, call_id: str) -> str:
-    """Return the key of the lease on a recording: one call at a time is paid for."""
+    """Return the key of the lease on a recording, by which only one call at a time is paid for."""
     return f"lock:transcription:recording:{in_names(fiche_id)}:{call_id}"
 
 
 def click_id(fiche_id: str, milliseconds: int) -> str:
-    """Return the event id of one request for a single fiche, made at this instant: each click is an event of its
+    """Return the event id of one request for a single fiche, made at this instant: every request is an event of its
     own."""
     return f"transcribe-{in_names(fiche_id)}-{milliseconds}"
 
@@ -68,7 +69,8 @@ def without_query(url: str) -> str:
 
 
 def percentage(total: int, transcribed: int) -> int:
-    """Return the share transcribed, rounded down: 100 only if all are transcribed, or if there are no recordings."""
+    """Return the percentage of recordings that are transcribed, rounded down: 100 only if all are, or if there are
+    none."""
     return 100 if transcribed >= total else transcribed * 100 // total
 
 
@@ -85,12 +87,12 @@ class Counts:
 
     @property
     def transcribed(self) -> int:
-        """Recordings that this run had transcribed by the provider."""
+        """The number of recordings that the provider transcribed for this run."""
         return self.processed - self.cached - self.failed
 
     @property
     def remaining(self) -> int:
-        """Targets that are not processed yet."""
+        """The number of targets that are not processed yet."""
         return max(0, self.target_total - self.processed)
 
     def as_dict(self) -> dict[str, int]:
@@ -98,7 +100,7 @@ class Counts:
 
 
 def about(fiche_id: str, run_id: int) -> dict[str, Any]:
-    """Return the fields that every payload has."""
+    """Return the fields that every event payload has."""
     return {"fiche_id": fiche_id, "run_id": str(run_id)}
 
 
@@ -121,8 +123,8 @@ def started(fiche_id: str, run_id: int, counts: Counts, priority: str) -> dict[s
 def recording_over(
     fiche_id: str, run_id: int, call_id: str, *, cached: bool = False, code: str | None = None, error: str | None = None
 ) -> dict[str, Any]:
-    """Return the payload for a finished recording, succeeded or failed: that of
-    `transcription/recording.transcribed`."""
+    """Return the payload of the events about a finished recording, succeeded or failed
+    (`transcription/recording.transcribed`)."""
     payload = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
     return payload if code is None else {**payload, "error": error or code, "error_code": code}
 
@@ -133,7 +135,7 @@ def progress(fiche_id: str, run_id: int, counts: Counts) -> dict[str, Any]:
 
 
 class End(NamedTuple):
-    """How a run ended, read from its rows."""
+    """The end of a run, read from its rows."""
 
     status: str
     cause: str | None  # `normal`: by itself, not by force
@@ -148,7 +150,7 @@ def tried(end: End) -> bool:
 
 
 def why_ended(end: End) -> str | None:
-    """Return code and reason of an end as text; None if it has neither."""
+    """Return code and reason of an end as text; None if there is neither."""
     if end.code and end.reason:
         return f"{end.code}: {end.reason}"
     return end.code or end.reason
@@ -176,7 +178,7 @@ def failed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, An
 
 
 def transcribed(fiche_id: str, run_id: int, counts: Counts, end: End) -> dict[str, Any]:
-    """Return the payload of `fiche/transcribed`, which is emitted however the run ended."""
+    """Return the payload of `fiche/transcribed`, which is emitted for every kind of end."""
     return {
         **about(fiche_id, run_id),
         "status": end.status,
@@ -204,7 +206,8 @@ class Attempt(NamedTuple):
 
 
 def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[str, str] | None) -> tuple[State, Any]:
-    """Return the state of a recording and its reason, if any. `waiting`: cause and detail of why its item waits."""
+    """Return the state of a recording, and the reason for it, if any. `waiting`: cause and detail for which its item
+    waits."""
     if has_transcription:
         return "transcribed", None
     if attempt is None:
@@ -222,5 +225,5 @@ def state_of(has_transcription: bool, attempt: Attempt | None, waiting: tuple[st
 
 
 def minutes_needed(recordings: int, per_minute: float) -> int:
-    """Return the minimum number of minutes that so many recordings take at the provider's rate cap."""
+    """Return the minimum number of minutes that this number of recordings takes at the provider's rate cap."""
     return -int(-recordings // per_minute)

@@ -1,14 +1,13 @@
-"""Start transcription runs, thousands in one transaction. A fiche that is already being transcribed gets no second run:
-the caller is attached to the existing one. Requests are rate-limited per fiche."""
+"""Start of transcription runs, thousands in one transaction. A fiche that is already being transcribed gets no second
+run: the caller is attached to the existing one. Requests are rate-limited per fiche."""
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ecluse.access.envelope import Refused
+from ecluse.access.limits import refused
 from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
@@ -69,16 +68,16 @@ class StartedFiche(NamedTuple):
 
 
 async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequence[str], most: int) -> dict[str, int]:
-    """Count one request per fiche, and refuse (429) if a fiche exceeds `most` a minute: the caller's transaction is
-    rolled back, so a refused request is not counted. Returns a millisecond timestamp per fiche that is unique among the
-    requests of that fiche."""
+    """Count one request per fiche; raise Refused (429) if a fiche exceeds `most` a minute. The caller's transaction is
+    then rolled back, so a refused request is not counted. Return a millisecond timestamp per fiche that is unique among
+    the requests of that fiche."""
     rows = await fetch_rows(connection, COUNT, (tenant, list(fiche_ids)))
     over = [(fiche_id, left) for fiche_id, _, requests, left in rows if requests > most]
     if over:
         named = first_few(sorted(fiche_id for fiche_id, _ in over))
-        wait = str(max(1, math.ceil(max(left for _, left in over))))
-        message = f"A fiche can be asked for {most} times a minute, and this is once more: {named}. Try in {wait} s."
-        raise Refused(429, "RATE_LIMITED", message, {"Retry-After": wait})
+        wait = max(left for _, left in over)
+        message = f"At most {most} requests a minute are accepted per fiche, exceeded for: {named}."
+        raise refused("RATE_LIMITED", "fiche_requests", message, wait)
     return {fiche_id: at for fiche_id, at, *_ in rows}
 
 
@@ -96,9 +95,9 @@ async def start(
     parent_run_id: int | None = None,
     correlation_id: str | None = None,
 ) -> list[StartedFiche]:
-    """Start or attach to one run per fiche, in the order given and in one transaction (nested in the caller's, if there
-    is one). `again`: the event ids are those of a day; after such a run has ended, a repetition gets the next retry
-    suffix."""
+    """Start one run per fiche, or attach to the open one, in the order given and in one transaction (nested in the
+    caller's, if there is one). `again`: the event ids are those of a day; after such a run has ended, a repetition gets
+    the next retry suffix."""
     given = {"priority": priority, "wait_for_completion": wait_for_completion, "refresh": refresh}
     wanted = [
         Start(
@@ -123,7 +122,8 @@ async def start(
 
 
 async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -> list[StartedFiche]:
-    """Start or attach to the runs of these starts, in one attempt; raise Taken if a lease changed hands meanwhile."""
+    """Start the runs of these starts or attach to open ones, in one attempt; raise Taken if a lease changed hands
+    meanwhile."""
     locks = {_fiche(one): rules.fiche_lock(_fiche(one)) for one in wanted}
     held = await holders(connection, tenant, list(locks.values()))
     busy = {fiche_id: holder for fiche_id, lock in locks.items() if (holder := held.get(lock)) is not None}

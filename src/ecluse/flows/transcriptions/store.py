@@ -1,5 +1,6 @@
-"""Store a batch of transcription results in the recordings tables, set-based. No other module writes these columns. A
-stored transcript is never overwritten; a late result, of a run that has already ended, is stored like any other."""
+"""Storing of a batch of transcription results in the tables of recordings, set-based. No other module writes these
+columns. A stored transcript is never overwritten; a late result, of a run that has already ended, is stored like any
+other."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ JOIN speech_results s ON s.tenant_id = k.tenant_id AND s.key = decode(k.key, 'he
 
 
 async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store the transcripts of finished calls: the `save` of the stage `recordings`."""
+    """Store the transcripts of finished calls. Used as the `save` of the stage `recordings`."""
     fresh = [one for one in saved if one.kept is not None]
     if not fresh:
         return
@@ -63,8 +64,8 @@ async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> Non
 
 
 async def save_known(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings: the `save` of the stage
-    `known`."""
+    """Copy transcripts that were paid for earlier (`speech_results`) to their recordings. Used as the `save` of the
+    stage `known`."""
     keys = [(one.item.tenant_id, one.item.payload["paid"]) for one in saved]
     rows = await fetch_rows(connection, RECALL, [list(column) for column in zip(*keys, strict=True)])
     paid = {(tenant, key): rest for tenant, key, *rest in rows}

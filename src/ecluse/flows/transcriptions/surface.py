@@ -1,5 +1,5 @@
-"""What the API, the command line and the pages offer of transcriptions. A 200 to a POST means "queued": the answer
-names the run, which clients follow by its events or by polling the status."""
+"""Transcriptions in the API, the command line and the pages. A 200 to a POST means "queued": the answer names the run,
+which clients follow by its events or by polling the status."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where, every_row
 from ecluse.access.surface import Act, Command, Look, Surface
-from ecluse.access.wire import Body, Filter, Page, Shape
+from ecluse.access.wire import Body, Filter, Instant, Page, Shape
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
+from ecluse.engine import require_budget
 from ecluse.flows.fiches import cache, ids
 from ecluse.flows.fiches.scopes import FicheInPath, require_visible
 from ecluse.flows.transcriptions import queries, rules
 from ecluse.flows.transcriptions.start import StartedFiche, count_requests, start
 
 surface = Surface("transcriptions")
-READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:fiche}"
+READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:text}"
 MOST = 10_000
+# Fiches of a batch that are started together: what is done for them between two statements holds the loop.
+CHUNK = 100
+FICHES_PER_UNIT = 10  # of the cost of a batch
 PRIORITIES = ("high", "normal", "low")
 Priority = Annotated[str, Query(examples=["normal"], json_schema_extra={"enum": list(PRIORITIES)})]
 Level = Literal["debug", "info", "warning", "error"]
-Instant = Annotated[
-    datetime | None, Query(), AfterValidator(lambda at: at and (at if at.tzinfo else at.replace(tzinfo=UTC)))
-]
 
 
 class Queued(Shape):
@@ -36,7 +37,7 @@ class Queued(Shape):
     fiche_id: str = Field(examples=["171234"])
     event_id: str = Field(examples=["transcribe-171234-1772445600000"])
     run_id: str = Field(examples=["41"], description="The run to follow.")
-    attached: bool = Field(description="The fiche was being transcribed: this is the run that does it.")
+    attached: bool = Field(description="True: the fiche was being transcribed, and this is that run.")
 
 
 class Batch(Body):
@@ -48,14 +49,14 @@ class BatchRow(Shape):
     fiche_id: str = Field(examples=["171234"])
     event_id: str = Field(examples=["transcribe-171234-2026-03-02"])
     run_id: str = Field(examples=["41"])
-    deduplicated: bool = Field(description="It is being transcribed already: nothing new was started.")
+    deduplicated: bool = Field(description="True: it is being transcribed already, and no run was started.")
 
 
 class BatchAnswer(Shape):
     success: Literal[True]
-    queued: int = Field(description="New runs.")
+    queued: int = Field(description="Number of new runs.")
     deduplicated: int
-    folded: int = Field(description="Ids that stood in the list already: each fiche is queued once.")
+    folded: int = Field(description="Number of repeated ids in the list: each fiche is queued once.")
     fiches: list[BatchRow]
 
 
@@ -68,7 +69,7 @@ class RecordingState(Shape):
     transcribed_at: datetime | None
     state: rules.State
     reason: str | None = Field(description="Why it failed, or waits.")
-    executions: int = Field(description="How often the last run has tried it.")
+    executions: int = Field(description="Number of executions in the last run.")
 
 
 class WorkerCounts(Shape):
@@ -86,7 +87,7 @@ class Functions(Shape):
     orchestrator: FunctionState = Field(alias="transcribe-fiche")
     worker: WorkerCounts = Field(alias="transcribe-recording")
     finalizer: FunctionState = Field(
-        alias="finalize-fiche-transcription", description="`missing`: all is done, and the run has not ended."
+        alias="finalize-fiche-transcription", description="`missing`: all items are done, but the run has not ended."
     )
 
 
@@ -108,10 +109,10 @@ class RunPart(Shape):
     failed: int
     transcribed: int
     remaining: int
-    maybe_paid: int = Field(description="Calls sent again although the first may have been paid for.")
+    maybe_paid: int = Field(description="Number of calls sent again although the first may have been paid for.")
     error_code: str | None
     reason: str | None
-    waiting_for: str | None = Field(description="What the first in line waits for.")
+    waiting_for: str | None = Field(description="Why the first waiting item waits.")
     functions: Functions
     created_at: datetime
     started_at: datetime | None
@@ -125,16 +126,16 @@ class Lock(Shape):
     run_id: str | None
     fence: int
     acquired_at: datetime
-    ttl_seconds: float | None = Field(description="Null: held for as long as its run is open.")
+    ttl_seconds: float | None = Field(description="null: held for as long as its run is open.")
 
 
 class Status(Shape):
     fiche_id: str
-    known: bool = Field(description="The CRM was asked for it and knows it; if not, nothing is said of its coverage.")
+    known: bool = Field(description="The fiche was fetched and the CRM knows it; otherwise its coverage is not known.")
     details: cache.Details = Field(description="`missing`: not fetched yet; `not_found`: unknown to the CRM.")
-    total: int | None = Field(description="Recordings there are now, without those gone upstream; null: not known.")
+    total: int | None = Field(description="Current recordings, without those removed in the CRM; null: not known.")
     transcribed: int
-    pending: int | None = Field(description="Not transcribed, whether tried or not; null: not known.")
+    pending: int | None = Field(description="Recordings without a transcript, tried or not; null: not known.")
     percentage: int | None
     recordings: list[RecordingState]
     activeRun: str | None  # noqa: N815 - as the contract spells it
@@ -205,8 +206,9 @@ LOGS = Listing(
     needs="transcriptions.write",
     narrowed=True,
     answer=BatchAnswer,
-    action=None,
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "NO_CONNECTION"),
+    action="transcription.start",  # one row: its request id is the correlation id of the runs
+    subject="fiches:{queued}",
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
 async def transcribe_batch(act: Act, body: Batch) -> Row:
@@ -215,13 +217,21 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     if why := ids.why_not(body.fiche_ids):
         raise InvalidInput(f"fiche_ids: {why}. Nothing was queued.")
     fiche_ids = list(dict.fromkeys(body.fiche_ids))
+    act.charge(len(fiche_ids) // FICHES_PER_UNIT)
     await require_visible(act.connection, act.caller, fiche_ids)
-    started = await _queue(act, fiche_ids, body.priority, day=act.kit.clock.now().astimezone(UTC).date())
+    day, in_order = act.kit.clock.now().astimezone(UTC).date(), sorted(fiche_ids)
+    queued: dict[str, StartedFiche] = {}
+    for first in range(0, len(fiche_ids), CHUNK):  # in one order, so that concurrent batches cannot deadlock
+        some = await _queue(act, in_order[first : first + CHUNK], body.priority, day=day)
+        queued |= {one.fiche_id: one for one in some}
+    started = [queued[one] for one in fiche_ids]
     rows = [
         {"fiche_id": one.fiche_id, "event_id": one.event_id, "run_id": str(one.run_id), "deduplicated": one.attached}
         for one in started
     ]
     old = sum(one.attached for one in started)
+    if old == len(rows):
+        act.changes_nothing()
     counts = {"queued": len(rows) - old, "deduplicated": old, "folded": len(body.fiche_ids) - len(rows)}
     return {"success": True, **counts, "fiches": rows}
 
@@ -232,16 +242,21 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     needs="transcriptions.write",
     narrowed=True,
     answer=Queued,
-    action=None,
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "NO_CONNECTION"),
+    action="transcription.start",
+    subject="run:{run_id}",
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("transcriptions start", follows="run_id"),
 )
 async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority = "normal") -> Row:
-    """Queue one fiche now: every request is an event of its own. A fiche that is being transcribed gets no second
+    """Queue one fiche now; every request is an event of its own. A fiche that is being transcribed gets no second
     run."""
     if (await act.request.body()).strip() not in (b"", b"{}"):
-        raise InvalidInput("This takes no body: the priority is the query parameter ?priority=. Nothing was queued.")
+        raise InvalidInput(
+            "The request must have no body: the priority is the query parameter ?priority=. Nothing was queued."
+        )
     (started,) = await _queue(act, [fiche_id], priority)
+    if started.attached:
+        act.changes_nothing()
     answer = {"fiche_id": fiche_id, "event_id": started.event_id, "run_id": str(started.run_id)}
     return {"success": True, **answer, "attached": started.attached}
 
@@ -293,14 +308,16 @@ async def show_transcript(look: Look, fiche_id: FicheInPath, call_id: str) -> Ro
 
 
 async def _queue(act: Act, fiche_ids: list[str], priority: str, *, day: date | None = None) -> list[StartedFiche]:
-    """Start or attach to one run per fiche: as the event of this day, or without a day as an event of its own."""
+    """Start one run per fiche, or attach to the open one: with a `day`, as the event of that day; without, as an event
+    of its own."""
     if priority not in PRIORITIES:
         raise Refused(400, "INVALID_PRIORITY", f"A priority is one of {', '.join(PRIORITIES)}.")
     most: int = act.state.transcriptions.requests_per_minute
     clicked = await count_requests(act.connection, act.tenant, fiche_ids, most)
-    return await start(
+    flow = act.kit.flow(rules.FLOW)
+    started = await start(
         act.connection,
-        act.kit.flow(rules.FLOW),
+        flow,
         act.tenant,
         fiche_ids,
         event_ids=[rules.day_id(one, day) if day else rules.click_id(one, clicked[one]) for one in fiche_ids],
@@ -308,3 +325,6 @@ async def _queue(act: Act, fiche_ids: list[str], priority: str, *, day: date | N
         again=day is not None,
         correlation_id=act.request_id,
     )
+    if not all(one.attached for one in started):
+        await require_budget(act.connection, flow, act.tenant)
+    return started

@@ -35,6 +35,6 @@ def worker(item: Item) -> Tracer:
 
 
 def finalizer(item: Item) -> Tracer:
-    """Return the tracer for what follows the end of a recording."""
+    """Return the tracer for the steps after the end of a recording."""
     fiche_id = item.payload["fiche_id"]
     return _tracer("TX-FINALIZER", rules.FINALIZER, item, fiche_id, f"{fiche_id}/{item.key}")

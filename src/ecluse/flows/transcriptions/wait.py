@@ -1,4 +1,4 @@
-"""Start a transcription run, or attach to the existing one, and wait for its end: for callers that need the
+"""Start of a transcription run, or attachment to the open one, and the wait for its end: for callers that need the
 transcripts."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ecluse.insight import run_queries
 @dataclass(frozen=True)
 class Transcribed:
     """The result of `transcribe`. `status` is None if the end was not awaited or not reached. `total` and `transcribed`
-    count the fiche's current recordings; `counts` are the run's so far, all zero before it has a plan."""
+    count the fiche's current recordings; `counts` are the present counts of the run, all zero before it has a plan."""
 
     fiche_id: str
     event_id: str
@@ -48,8 +48,8 @@ async def transcribe(
     event_id: str | None = None,
     parent_run_id: int | None = None,
 ) -> Transcribed:
-    """Start a run or attach to the existing one, and wait for its end, at most `max_wait`, if `wanted` says so. The
-    wait is on the run's row, not on its event, which may be published just before the wait begins. A wait that times
+    """Start a run or attach to the open one; if `wanted` asks for it, wait for its end, for at most `max_wait`. The
+    wait is for the run's row, not for its event, which may be published just before the wait begins. A wait that times
     out sets `timed_out` and raises nothing: the caller decides."""
     async with kit.pool.connection() as connection:
         (started,) = await start(
@@ -82,7 +82,7 @@ async def transcribe(
 
 
 async def _standing(connection: Connection, tenant: str, fiche_id: str, run_id: int) -> tuple[int, int, dict[str, int]]:
-    """Return how many recordings the fiche has, how many are transcribed, and the counts of the run."""
+    """Return the number of recordings of the fiche, the number of transcribed ones, and the counts of the run."""
     known = (await states(connection, tenant, [fiche_id])).get(fiche_id)
     _, counts = (await counts_of(connection, {run_id})).get(run_id, (fiche_id, Counts()))
     return known.total_recordings if known else 0, known.transcribed if known else 0, counts.as_dict()

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_column
+from ecluse.db.query import fetch_all, fetch_column, fetch_rows
 from ecluse.engine import Event, Run, give_up, load_runs, lock_runs, wake_workers, write_events
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.plan import event_of
@@ -74,14 +74,13 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
         locked = [run_id for run_id, run in (await lock_runs(connection, candidates)).items() if run.is_open]
         if not locked:
             return
-        cursor = await connection.execute(STUCK, {**given, "runs": locked})
         stuck: dict[int, list[Stuck]] = {}
-        for one in await cursor.fetchall():
-            stuck.setdefault(one[0], []).append(Stuck(*one))
+        for one in await fetch_all(connection, Stuck, STUCK, {**given, "runs": locked}):
+            stuck.setdefault(one.run_id, []).append(one)
         runs = sorted(stuck)
         await connection.execute(MOVING, (sorted(set(locked) - set(stuck)),))
-        lost = [row[0] for row in await (await connection.execute(LOST, (runs, stall))).fetchall()]
-        warned = await (await connection.execute(WARN, (runs,))).fetchall()
+        lost = await fetch_column(connection, LOST, (runs, stall))
+        warned = await fetch_rows(connection, WARN, (runs,))
         events = []
         for *columns, fiche_id, at in warned:
             run = Run(*columns)
@@ -89,7 +88,9 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
             facts: dict[str, Any] = {"waiting": len(waiting), "minutes": stall.total_seconds() / 60}
             payload = {**rules.about(fiche_id, run.id), **facts}
             events.append(event_of(run, "transcription.stalled", payload, suffix=f":{at.isoformat()}"))
-            traces.orchestrator(run, fiche_id).warn("stalled: nothing was taken up", **facts, call_ids=waiting[:20])
+            traces.orchestrator(run, fiche_id).warn(
+                "stalled: no worker has claimed its due items", **facts, call_ids=waiting[:20]
+            )
         if lost:
             events += await _give_up(connection, {run_id: stuck[run_id] for run_id in lost}, 2 * stall)
         await write_events(connection, events)
@@ -98,15 +99,16 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """Fail the due items of these runs and return their events; `patience` is how long they have waited. Retries that
-    are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are written here."""
+    """Fail the due items of these runs and return their events; `patience` is the time for which they have waited.
+    Retries that are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are
+    written here."""
     why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):
         await give_up(connection, sorted(lost), stage, rules.STALLED, why, due_before=since)
     runs = {run.id: run for run in await load_runs(connection, lost)}
     events = []
-    for run_id, call_id in await (await connection.execute(GIVEN_UP, (sorted(lost),))).fetchall():
+    for run_id, call_id in await fetch_rows(connection, GIVEN_UP, (sorted(lost),)):
         run = runs[run_id]
         payload = rules.recording_over(run.input["fiche_id"], run_id, call_id, code=rules.STALLED, error=why)
         events.append(event_of(run, "transcription.recording_failed", payload, suffix=f":{call_id}"))

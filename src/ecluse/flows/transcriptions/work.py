@@ -1,5 +1,5 @@
 """The work functions of the stages: fetch the fiche again, settle a recording that needs no call, or have the provider
-transcribe it. They do not retry, sleep, set a status or commit: the engine does."""
+transcribe it. Retries, pauses, statuses and commits are the engine's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
-from ecluse.engine import Done, EphemeralEvent, Item, Postponed, Result, WorkContext
+from ecluse.engine import Charge, Done, EphemeralEvent, Item, Postponed, Result, WorkContext
 from ecluse.flows.connections.registry import Vendors
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
@@ -24,7 +24,7 @@ UNCONFIGURED_SECONDS = 60.0
 
 
 async def refresh(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche again from the CRM: the work of the stage `refresh`."""
+    """Fetch a fiche again from the CRM. The work of the stage `refresh`."""
     vendors: Vendors = context.vendors
     if not await vendors.has_key(context, item, "speech"):
         raise NonRetriableError(
@@ -47,8 +47,8 @@ async def known(_: WorkContext, item: Item) -> Result:
 
 
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
-    """Have the provider transcribe a recording: the work of the stage `recordings`. Returns without a call if it has a
-    transcript by now, or another run holds its lock."""
+    """Have the provider transcribe a recording. The work of the stage `recordings`. No call is made if the recording
+    has a transcript by now, or if another run holds its lock (then the item is postponed)."""
     vendors: Vendors = context.vendors
     if not await vendors.has_key(context, item, "speech"):
         # The key is missing in this process only; another replica may have it.
@@ -57,7 +57,8 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
     standing = await vendors.shared(Looks).look(context, item)
     if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
-        await context.pay(item, rules.recording_lock(fiche_id, item.key))
+        charge = Charge("elevenlabs", config.speech.model, config.cost(standing.seconds))
+        await context.pay(item, rules.recording_lock(fiche_id, item.key), charge)
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],
@@ -67,14 +68,14 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     )
     tracer.done("recording-lock", time.monotonic() - began, holder=standing.holder)
     if not standing.exists:
-        raise PermanentError("The recording is not there any more.", code=rules.MISSING)
+        raise PermanentError("The recording no longer exists.", code=rules.MISSING)
     if standing.transcribed:
         return Done({"cached": True})
     if standing.holder != item.run_id:
         # Postpone instead of reporting success: the other holder's call may still fail.
         holder = "another call" if standing.holder is None else f"run {standing.holder}"
         until = context.now() + timedelta(seconds=LOCKED_SECONDS)
-        return Postponed(until, f"{holder} has this recording in hand", "lease")
+        return Postponed(until, f"{holder} is transcribing this recording", "lease")
     if not standing.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     payload = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
@@ -94,6 +95,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
             "key": rules.speech_key(item.key, standing.url, config.speech).hex(),
             "model": config.speech.model,
         },
+        cost=config.cost(speech.seconds or standing.seconds),
     )
 
 
@@ -109,7 +111,8 @@ async def _have_written(audio: AudioSource | None, url: str, speech: ElevenLabs)
         raise TransientError(error.message, code=rules.AUDIO_UNAVAILABLE, ambiguous=False) from error
     except PermanentError as error:
         raise PermanentError(error.message, code=error.code, ambiguous=False) from error
-    return await speech.transcribe(file=file)
+    with file.content:
+        return await speech.transcribe(file=file)
 
 
 def bound(config: Config) -> dict[str, Any]:

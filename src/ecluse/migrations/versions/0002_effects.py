@@ -51,7 +51,6 @@ COMMENT ON COLUMN outcomes.effect_may_exist IS 'failed, but a write of it has or
 WORK = """
 ALTER TABLE stages ADD COLUMN budget smallint;
 COMMENT ON COLUMN stages.budget IS 'executions of one item and round at most';
-CREATE INDEX items_suspect ON items (crashes) WHERE claim_id IS NULL AND crashes > 0;
 
 CREATE VIEW unclaimed AS
 SELECT i.flow || '/' || i.stage AS event, l.name AS lane, count(*) AS items, min(i.due_at) AS oldest_due_at,

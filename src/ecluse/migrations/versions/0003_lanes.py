@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import update_in_batches, validate
+
 revision = "0003"
 down_revision = "0002"
 
@@ -27,12 +29,19 @@ COMMENT ON COLUMN lanes.failures IS 'calls in a row that failed in a way the bre
 COMMENT ON COLUMN lanes.paused_reason IS 'an operator paused it: nothing starts until somebody resumes it';
 """
 
+# A default in ADD COLUMN, and NOT NULL without a validated constraint, would lock the table for as long as all rows are
+# rewritten, or read.
 ORDER = """
-ALTER TABLE items ADD COLUMN order_at timestamptz DEFAULT ecluse_now();
-UPDATE items SET order_at = due_at;
-ALTER TABLE items ALTER COLUMN order_at SET NOT NULL;
+ALTER TABLE items ADD COLUMN IF NOT EXISTS order_at timestamptz;
+ALTER TABLE items ALTER COLUMN order_at SET DEFAULT ecluse_now();
+"""
+GIVEN = """
+ALTER TABLE items DROP CONSTRAINT IF EXISTS items_order_given,
+    ADD CONSTRAINT items_order_given CHECK (order_at IS NOT NULL) NOT VALID
+"""
+ORDERED = """
+ALTER TABLE items ALTER COLUMN order_at SET NOT NULL, DROP CONSTRAINT items_order_given;
 DROP INDEX items_waiting;
-CREATE INDEX items_waiting ON items (lane_id, tenant_id, order_at, id, due_at) WHERE claim_id IS NULL;
 COMMENT ON COLUMN items.order_at IS 'place in line: the enqueue instant minus the priority bonus; a retry keeps it';
 COMMENT ON COLUMN items.due_at IS 'not before';
 """
@@ -48,5 +57,9 @@ COMMENT ON COLUMN replicas.work IS 'flow/stage names that its worker can do';
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (LANES, ORDER, REPLICAS):
+    connection.execute(ORDER)  # type: ignore[union-attr]
+    update_in_batches("items", "order_at = due_at")
+    connection.execute(GIVEN)  # type: ignore[union-attr]
+    validate("items", "items_order_given")
+    for part in (ORDERED, LANES, REPLICAS):
         connection.execute(part)  # type: ignore[union-attr]

@@ -70,7 +70,6 @@ CREATE TABLE idempotency_keys (
 CREATE INDEX idempotency_keys_age ON idempotency_keys (created_at);
 COMMENT ON COLUMN idempotency_keys.request IS 'SHA-256 of method, path and body: a key is not for something else';
 
-CREATE INDEX runs_of_tenant ON runs (tenant_id, id);
 """
 
 

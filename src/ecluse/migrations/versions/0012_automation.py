@@ -94,13 +94,6 @@ COMMENT ON COLUMN stages.units IS 'of a stage whose work is done by other runs: 
 ALTER TABLE attempts ADD COLUMN http_status smallint;
 COMMENT ON COLUMN attempts.http_status IS 'of an HTTP answer, for people to read';
 
-CREATE INDEX runs_automation ON runs (tenant_id, id) WHERE flow = 'automation';
-CREATE INDEX runs_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL;
-CREATE INDEX runs_children ON runs (parent_run_id, ended_at) WHERE parent_run_id IS NOT NULL;
-CREATE INDEX runs_of_parent ON runs (parent_run_id, id) WHERE parent_run_id IS NOT NULL;
-CREATE INDEX runs_listed ON runs (tenant_id, id)
-    WHERE (parent_run_id IS NULL OR schedule_id IS NOT NULL) AND flow <> 'notifications';
-COMMENT ON INDEX runs_listed IS 'what people look for: a run may have ten thousand children, and as many deliveries';
 """
 
 VIEWS = """

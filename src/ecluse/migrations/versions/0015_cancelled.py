@@ -28,8 +28,6 @@ COMMENT ON COLUMN runs.ends_waited_for IS 'ended by force: the runs that only it
 COMMENT ON COLUMN runs.ending IS 'open, but only runs that were ended by force waited for it: '
     'nothing of it is claimed, and a sweep ends it';
 COMMENT ON COLUMN runs.redrive_of IS 'the run whose targets this one takes once more';
-CREATE INDEX runs_ending_others ON runs (id) WHERE ends_waited_for;
-CREATE INDEX runs_redrives ON runs (redrive_of, id) WHERE redrive_of IS NOT NULL;
 
 ALTER TABLE stages ADD COLUMN units_failed integer;
 COMMENT ON COLUMN stages.units_failed IS 'of `units`, how many had failed when they were last counted';

@@ -14,7 +14,6 @@ ALTER TABLE items
     ADD COLUMN postponed_why   text,
     ADD CONSTRAINT items_postponed CHECK ((postponed_cause IS NULL) = (postponed_why IS NULL));
 -- `items_waiting` says the same of a lane; what a claim takes leaves both, and finishing an item touches neither
-CREATE INDEX items_of_run_waiting ON items (run_id, stage) WHERE claim_id IS NULL;
 COMMENT ON COLUMN items.postponed_why IS 'what its last execution waits for until due_at; NULL once it has run';
 
 ALTER TABLE claims ADD COLUMN done_at timestamptz;

@@ -15,7 +15,6 @@ COMMENT ON COLUMN stages.rounds IS 'how many rounds may be opened after the firs
 UPDATE stages s SET rounds = (f.config_snapshot ->> 'max_retries')::smallint FROM automation_run_facts f
 WHERE s.run_id = f.run_id AND s.ended_at IS NULL AND (f.config_snapshot ->> 'retry_failed')::boolean;
 
-CREATE INDEX claims_failed ON claims (run_id, stage) WHERE failed > 0;
 """
 
 # One row per failed item, in three parts: targets of the run itself; fiches whose details could not be fetched and are
@@ -105,7 +104,6 @@ ALTER TABLE run_log ADD COLUMN count integer NOT NULL DEFAULT 1;
 ALTER TABLE run_log ADD COLUMN targets text[];
 ALTER TABLE run_log ADD COLUMN last_at timestamptz;
 ALTER TABLE run_log ADD COLUMN fold bytea;
-CREATE UNIQUE INDEX run_log_fold ON run_log (run_id, fold) WHERE fold IS NOT NULL;
 COMMENT ON COLUMN run_log.count IS 'how often it was said: first `at`, last `last_at`';
 COMMENT ON COLUMN run_log.targets IS 'the targets it is about, the first five of them';
 COMMENT ON COLUMN run_log.fold IS 'of a failure: digest of stage, code and message, by which equal ones are one line';

@@ -31,21 +31,6 @@ CREATE TABLE pruning (
 COMMENT ON TABLE pruning IS 'deleted runs whose items, claims, outcomes … are being deleted in batches';
 """
 
-AGES = """
-CREATE INDEX runs_over ON runs (flow, ended_at, id) WHERE parent_run_id IS NULL AND ended_at IS NOT NULL;
-CREATE INDEX events_outbox_aggregate ON events_outbox (aggregate);
-CREATE INDEX schedule_slots_run ON schedule_slots (run_id) WHERE run_id IS NOT NULL;
-CREATE INDEX schedule_slots_idle ON schedule_slots (decided_at) WHERE state IN ('skipped', 'missed');
-CREATE INDEX leases_over ON leases (ended_at) WHERE ended_at IS NOT NULL;
-CREATE INDEX speech_results_age ON speech_results (created_at);
-CREATE INDEX transcription_requests_age ON transcription_requests (minute);
-CREATE INDEX audits_of_fiche ON audits (fiche_cache_id);
-CREATE INDEX audits_of_version ON audits (audit_config_id, config_version);
-COMMENT ON INDEX audits_of_fiche IS 'for the foreign key: deleting a fiche deletes its audits';
-COMMENT ON INDEX audits_of_version IS 'for the foreign key: deleting a version looks for audits that were made with it';
-COMMENT ON INDEX runs_over IS 'roots of families, for retention; the other runs of a family are found from its root';
-"""
-
 ERASURE = """
 ALTER TABLE transcription_runs ADD COLUMN erased_at timestamptz;
 ALTER TABLE automation_run_fiches ADD COLUMN erased_at timestamptz, ADD COLUMN erased_audits integer;
@@ -74,5 +59,5 @@ END $$;
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (MARKS, AGES, ERASURE):
+    for part in (MARKS, ERASURE):
         connection.execute(part)  # type: ignore[union-attr]

@@ -23,11 +23,8 @@ COMMENT ON COLUMN items.suspicion IS '0: none; 1, 2: runs in small groups; 3: ru
 
 ALTER TABLE claims ADD COLUMN apart text CHECK (apart IN ('group', 'alone'));
 COMMENT ON COLUMN claims.apart IS 'taken to find out which item kills its workers: a group of suspects, or one alone';
-CREATE INDEX claims_alone ON claims (replica_id) WHERE apart = 'alone';
 
-DROP INDEX items_suspect;
-CREATE INDEX items_suspect ON items (suspicion) WHERE claim_id IS NULL AND suspicion > 0;
-CREATE INDEX items_first_crash ON items (first_crash_at) WHERE first_crash_at IS NOT NULL;
+DROP INDEX IF EXISTS items_suspect;
 """
 
 ENDPOINTS = "ALTER TABLE notification_endpoints DROP COLUMN rotated_at"

@@ -56,9 +56,6 @@ FROM automation_schedules s JOIN schedule_list l ON l.id = s.id
 
 # An item's event id as `item_event_id` (base/ids.py) computes it.
 RUNS = """
-CREATE INDEX runs_of_flow ON runs (tenant_id, flow, id);
-CREATE INDEX runs_not_deliveries ON runs (tenant_id, id) WHERE flow <> 'notifications';
-CREATE INDEX outcomes_target ON outcomes (target, run_id);
 
 CREATE VIEW run_items AS
 SELECT i.id, i.tenant_id, i.run_id, i.stage, i.key, i.target, l.name AS lane, i.status,

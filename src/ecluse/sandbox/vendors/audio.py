@@ -1,7 +1,5 @@
-"""Storage of recordings: ``GET /recordings/{call_id}.mp3``, with the query that the CRM signed, else 403.
-
-The bytes are computed from the call id, always the same, and no real audio.
-"""
+"""Simulated storage of recordings: ``GET /recordings/{call_id}.mp3`` with the query that the CRM signed, else 403. The
+bytes are computed from the call id, always the same, and are not real audio."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def recording_path(seed: int, call_id: str) -> str:
 
 
 class Audio:
-    """The simulated storage."""
+    """The simulated storage of recordings."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

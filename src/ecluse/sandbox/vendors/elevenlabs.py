@@ -46,7 +46,7 @@ NAMES = ("madame Lefèvre", "monsieur Béranger", "madame Dupré", "monsieur No�
 
 
 class ElevenLabs:
-    """The simulated provider."""
+    """The simulated speech-to-text provider."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -146,7 +146,7 @@ def form_of(call: Call) -> dict[str, bytes]:
 
 
 def text(form: dict[str, bytes], name: str) -> str:
-    """Return a field as text; empty where the official client writes ``null``."""
+    """Return a field of the form as text; empty if it is missing or ``null``, as the official client writes it."""
     value = form.get(name, b"").decode(errors="replace")
     return "" if value == "null" else value
 

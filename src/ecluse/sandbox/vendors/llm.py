@@ -39,7 +39,7 @@ COMMENTS = (
 
 
 class Llm:
-    """The simulated model."""
+    """The simulated language model."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -119,8 +119,8 @@ class Drawn:
 
 
 def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, spoken: str, name: str) -> Any:
-    """Return a value of this schema. `known` are the schema's definitions, `drawn` gives the numbers, `spoken` is the
-    text to quote from, `name` the property that the value is for."""
+    """Return a pseudo-random value of this schema. `known` has the schema's definitions, `drawn` yields the numbers,
+    `spoken` is the text to quote from, `name` the property that the value is for."""
     if "$ref" in schema:
         schema = known[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -144,7 +144,7 @@ def made(schema: dict[str, Any], known: dict[str, Any], drawn: Drawn, spoken: st
 
 
 def quote(spoken: str, drawn: Drawn) -> str:
-    """Return up to twelve consecutive words of some line of `spoken`; one time in eight, words that are in no line."""
+    """Return up to twelve consecutive words of a line of `spoken`; one time in eight, an invented sentence instead."""
     if drawn.below(8) == 0:
         return INVENTED
     for _ in range(8):

@@ -157,7 +157,7 @@ def is_price(value: object) -> bool:
 
 
 def json_object(body: bytes) -> dict[str, object] | None:
-    """Parse a body; None if it is no JSON object."""
+    """Parse a body as a JSON object; return None if it is not one."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -16,7 +16,7 @@ APART_SECONDS = 0.01  # between two queries; the first item does not wait for ot
 
 
 class BatchedQuery(Generic[T]):
-    """A query that items share: `answer` is called once for all items that have gathered, and returns a value for each,
+    """A query that items share: `answer` is called once for all items that have gathered, and returns a value per item,
     by the item's id."""
 
     def __init__(self, answer: Callable[[Connection, Sequence[Item]], Awaitable[Mapping[int, T]]]) -> None:
@@ -26,7 +26,7 @@ class BatchedQuery(Generic[T]):
         self._asked_at = 0.0
 
     async def look(self, context: WorkContext, item: Item) -> T:
-        """Return the value for this item, from the next execution of the query."""
+        """Return the value for this item, from the next shared execution of the query."""
         if self._gathering is None or self._asking is None:
             self._gathering = []
             self._asking = asyncio.create_task(self._answer(context, self._gathering))

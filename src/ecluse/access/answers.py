@@ -1,0 +1,78 @@
+"""JSON made and parsed. What is large is handled in a thread, one value of a tenant at a time, so that no request holds
+the loop that all requests and the engine share; an answer has a limit of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from ecluse.access.envelope import JSON, Refused, as_bytes
+from ecluse.access.limits import KNOB, MEGABYTE, Limiter
+
+T = TypeVar("T")
+LARGE = 64_000  # bytes
+THREAD = ThreadPoolExecutor(1, "json")  # one: each more would compete with the loop for the interpreter
+
+
+async def in_thread(request: Request, work: Callable[[], T]) -> T:
+    """Do this part of a request in the thread, after other such parts of the same tenant."""
+    limiter: Limiter = request.app.state.limits
+    async with limiter.large.held(request.state.caller.tenant):
+        return await asyncio.get_running_loop().run_in_executor(THREAD, work)
+
+
+async def encoded(request: Request, value: Any) -> bytes:
+    """Return the value as JSON; raise Refused if it has more bytes than an answer may have."""
+    most = request.app.state.limits.allowed.answer_megabytes * MEGABYTE
+    pieces, body = _pieces(value), bytearray()
+    for piece in pieces:
+        body += piece
+        if len(body) > LARGE:
+            await in_thread(request, partial(_rest, pieces, body, most))
+    return bytes(body)
+
+
+async def answer(request: Request, value: Any) -> Response:
+    return Response(await encoded(request, value), media_type=JSON)
+
+
+async def compressed(request: Request, answer: Response) -> None:
+    """Compress a large answer, if its caller accepts that; small ones are left to the middleware."""
+    if len(answer.body) > LARGE and "gzip" in request.headers.get("accept-encoding", ""):
+        answer.body = await in_thread(request, lambda: gzip.compress(answer.body, 5))
+        answer.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(answer.body))})
+        answer.headers.add_vary_header("Accept-Encoding")
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Encode fields and rows one by one, so that a large value is recognised before all of it is encoded."""
+    if not isinstance(value, Mapping) or not value:
+        yield as_bytes(value)
+        return
+    for n, (name, field) in enumerate(value.items()):
+        yield (b"," if n else b"{") + as_bytes(name) + b":"
+        if isinstance(field, list) and field:
+            for place, one in enumerate(field):
+                yield (b"," if place else b"[") + as_bytes(one)
+            yield b"]"
+        else:
+            yield as_bytes(field)
+    yield b"}"
+
+
+def _rest(pieces: Iterator[bytes], body: bytearray, most: int) -> None:
+    for piece in pieces:
+        body += piece
+        if most and len(body) > most:
+            raise Refused(
+                422,
+                "ANSWER_TOO_LARGE",
+                f"The answer has more than {most // MEGABYTE} MB: ask for fewer rows (limit), narrow the filters, or "
+                f"raise {KNOB}ANSWER_MEGABYTES.",
+            )

@@ -1,0 +1,220 @@
+"""The edge of the server: uvicorn's protocols with deadlines for what a client sends, and limits on connections.
+
+A client that holds a connection and sends nothing costs a descriptor, and the database and vendors need descriptors,
+too. At the limit a new connection therefore takes the place of the one that has waited longest without a complete
+request, so that silent and slow connections, however many, cannot keep out a client that sends one. Streams and sockets
+are requests under way: neither a deadline nor another connection ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import structlog
+from pydantic_core import to_json
+from uvicorn.middleware.proxy_headers import _TrustedHosts
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EdgeLimits:
+    """`seconds` are those for the head of a request, and again for its body. `proxies` are addresses and networks,
+    separated by commas; the limit per address is not theirs."""
+
+    connections: int
+    per_address: int
+    seconds: float
+    proxies: str
+
+
+class Edge:
+    """The open connections of clients. A flood is logged when it begins, and when it is over."""
+
+    def __init__(self, limits: EdgeLimits) -> None:
+        self.limits = limits
+        self.turned_away = 0  # closed without a request to make room, or refused
+        self._proxies = _TrustedHosts(limits.proxies)
+        self._open: dict[asyncio.Transport, str | None] = {}
+        self._of: Counter[str | None] = Counter()
+        self._waiting: dict[Connection, None] = {}  # without a complete request, longest first
+        self._logged = 0  # of `turned_away`
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
+
+    def admit(self, new: Connection) -> bool:
+        """Count the connection, if need be in the place of one that has no complete request; False: none."""
+        address = new.client[0] if new.client else None
+        if self._of[address] >= self.limits.per_address and address not in self._proxies:
+            replaced = next((one for one in self._waiting if self._open[one.transport] == address), None)
+        elif len(self._open) >= self.limits.connections:
+            replaced = next(iter(self._waiting), None)
+        else:
+            self._count(new, address)
+            return True
+        self._note(address)
+        if replaced is None:
+            return False
+        replaced.transport.abort()
+        self.left(replaced.transport, replaced)
+        self._count(new, address)
+        return True
+
+    def _count(self, new: Connection, address: str | None) -> None:
+        self._open[new.transport] = address
+        self._of[address] += 1
+        self._waiting[new] = None
+
+    def waits(self, one: Connection) -> None:
+        """The connection has no complete request."""
+        if one.transport in self._open:
+            self._waiting[one] = None
+
+    def works(self, one: Connection) -> None:
+        """A request of the connection is complete, and under way."""
+        self._waiting.pop(one, None)
+
+    def left(self, transport: asyncio.Transport, one: Connection | None = None) -> None:
+        """Forget a connection that is closed; twice is once."""
+        if transport in self._open:
+            address = self._open.pop(transport)
+            self._of[address] -= 1
+            if not self._of[address]:
+                del self._of[address]
+        if one is not None:
+            self._waiting.pop(one, None)
+
+    def _note(self, address: str | None) -> None:
+        self.turned_away += 1
+        if not self._logged:
+            log.warning(
+                "edge: connection limit reached; those without a request are closed, new ones may be refused",
+                open=len(self._open),
+                limit=self.limits.connections,
+                address=address,
+                of_address=self._of[address],
+                limit_per_address=self.limits.per_address,
+            )
+            self._logged = before = self.turned_away
+            asyncio.get_running_loop().call_later(self.limits.seconds, self._look, before, before)
+
+    def _look(self, first: int, before: int) -> None:
+        if self.turned_away > before:
+            asyncio.get_running_loop().call_later(self.limits.seconds, self._look, first, self.turned_away)
+            return
+        self._logged = 0
+        log.info("edge: connections are below their limit again", turned_away=self.turned_away - first + 1)
+
+
+class Part(Enum):
+    """What the client is expected to send."""
+
+    HEAD = auto()
+    BODY = auto()
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a client, until it is closed or becomes a socket."""
+
+    def __init__(self, edge: Edge, **given: Any) -> None:
+        super().__init__(**given)
+        self._edge = edge
+        self._expected: Part | None = Part.HEAD
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._edge.admit(self):
+            self._start_deadline()
+        else:
+            self._refuse(503, "CONNECTION_LIMIT", "The server has as many connections as it may have; try again.")
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        self._edge.left(self.transport, self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.timeout_keep_alive_task is not None and self._expected is None:
+            self._expected = Part.HEAD  # bytes that begin no request, such as empty lines, have the deadline, too
+        super().data_received(data)
+        if self._expected is not None and self._deadline is None and not self.transport.is_closing():
+            self._start_deadline()
+
+    def on_message_begin(self) -> None:
+        self._expected = Part.HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._stop_deadline()
+        self._expected = Part.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_deadline()
+        self._expected = None
+        self._edge.works(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._edge.waits(self)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_deadline()
+        self._expected = None
+        self._edge.works(self)
+        super().handle_websocket_upgrade()
+
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._edge.limits.seconds, self._end)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _end(self) -> None:
+        if self.flow.read_paused:  # it is the server that does not read
+            self._start_deadline()
+            return
+        if self._expected is Part.BODY and not self.pipeline and not self.cycle.response_started:
+            self.cycle.disconnected = True  # the route, which waits for the body, learns that the client is gone
+            self.cycle.message_event.set()
+            self._refuse(408, "REQUEST_TIMEOUT", f"The body was not sent within {self._edge.limits.seconds:g} s.")
+        self.transport.close()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        error = {"code": code, "message": message, "details": None, "request_id": uuid.uuid4().hex}
+        body = to_json({"error": error})
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + body)
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """A connection that became a socket: it counts until it is closed."""
+
+    def __init__(self, edge: Edge, **given: Any) -> None:
+        super().__init__(**given)
+        self._edge = edge
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._edge.left(self.transport)
+        super().connection_lost(exc)

@@ -1,0 +1,175 @@
+"""Limits per API key and tenant: requests weighted by cost, bytes, page streams, and counts of what is kept. A request
+beyond a limit is answered 429 with the name of the limit and Retry-After.
+
+Requests and bytes are counted in memory, by each replica for itself: a token bucket holds what a minute allows. Counts
+are checked in the transaction that adds a row, one such transaction of a tenant at a time. `db/shares.py` limits what
+a tenant does at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ecluse.access.envelope import Refused
+from ecluse.access.keys import Caller
+from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_value
+from ecluse.db.shares import Shares
+
+KNOB = "ECLUSE_LIMIT_"  # and the name of the limit in capitals
+MEGABYTE = 1_000_000
+MANY = 10_000  # buckets; the unused ones are then forgotten
+ROWS_PER_UNIT = 20
+LARGE_SECONDS = 5.0  # less than a transaction may idle, in which an answer is made
+
+COUNTED = {
+    "schedules": "SELECT count(*) FROM schedules WHERE tenant_id = %s AND deleted_at IS NULL",
+    "audit_configs": "SELECT count(*) FROM audit_configs WHERE tenant_id = %s AND deleted_at IS NULL",
+    "endpoints": "SELECT count(*) FROM notification_endpoints WHERE tenant_id = %s",
+}
+# Concurrent transactions of a tenant check a count one after the other.
+LOCK = "SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The limits as the knobs set them; 0: no limit."""
+
+    key_requests: int = 6_000  # a minute, weighted by cost
+    tenant_requests: int = 12_000
+    key_megabytes: int = 300  # a minute, of bodies and answers
+    tenant_megabytes: int = 600
+    key_page_streams: int = 50  # open at once
+    tenant_page_streams: int = 100
+    schedules: int = 1_000
+    audit_configs: int = 500
+    endpoints: int = 50
+    answer_megabytes: int = 10  # of one answer
+
+
+class Bucket(NamedTuple):
+    """How much of a minute's allowance was used at an instant. It drains evenly, and is empty after a minute."""
+
+    used: float = 0.0
+    at: float = 0.0
+
+
+def used(bucket: Bucket, per_minute: float, now: float) -> float:
+    return max(0.0, bucket.used - (now - bucket.at) * per_minute / 60)
+
+
+def seconds_until(bucket: Bucket, per_minute: float, cost: float, now: float) -> float:
+    """Return after how many seconds the bucket has room for `cost`; 0: at once. What costs more than a minute allows
+    has to wait for an empty bucket."""
+    over = used(bucket, per_minute, now) + min(cost, per_minute) - per_minute
+    return max(0.0, over) * 60 / per_minute
+
+
+def cost_of(method: str, rows: int) -> int:
+    """Return the cost of a request: a read costs 1, a change 5, and rows asked for cost 1 per 20."""
+    return (1 if method in ("GET", "HEAD") else 5) + rows // ROWS_PER_UNIT
+
+
+def refused(code: str, limit: str, says: str, seconds: float) -> Refused:
+    """Return the refusal of what goes beyond a limit, with its name."""
+    wait = max(1, math.ceil(seconds))
+    details = [{"where": limit, "problem": says}]
+    return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
+
+
+class Standing(NamedTuple):
+    """A limit as a caller meets it."""
+
+    name: str
+    limit: int
+    used: int
+    resets_in_seconds: int | None = None  # until nothing is used any more; None: not by itself
+
+
+class Limiter:
+    """The limits in force in this process, and what its callers have used of them."""
+
+    def __init__(self, allowed: Allowed, now: Callable[[], float] = time.monotonic) -> None:
+        self.allowed, self._now = allowed, now
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._streams: Counter[tuple[str, str]] = Counter()
+        self.large = Shares("large_bodies_at_once", 1, LARGE_SECONDS)
+
+    def charge(self, caller: Caller, cost: int) -> None:
+        """Count a request of this cost; raise Refused if the key or its tenant has used up what a minute allows."""
+        now = self._now()
+        for name, whose, most in (*self._rates(caller, "requests"), *self._rates(caller, "megabytes")):
+            bucket, requests = self._buckets.get((name, whose), Bucket()), name.endswith("requests")
+            if wait := seconds_until(bucket, most, cost if requests else 1, now):
+                what = f"{most} units of requests" if requests else f"{most // MEGABYTE} MB of bodies and answers"
+                says = f"This {name.partition('_')[0]} may have {what} a minute ({name}), and they are used up."
+                raise refused("RATE_LIMITED", name, says, wait)
+        self._use(caller, "requests", cost, now)
+
+    def count_bytes(self, caller: Caller, count: int) -> None:
+        """Count bytes that were received or are about to be sent; those beyond the limit delay later requests."""
+        self._use(caller, "megabytes", count, self._now())
+
+    def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """Count an open page stream; raise Refused if the key or its tenant has as many as allowed. Return what to call
+        at its end."""
+        held = [(name, whose) for name, whose, _ in self._whose(caller, "page_streams")]
+        for name, whose, most in self._whose(caller, "page_streams"):
+            if most and self._streams[name, whose] >= most:
+                says = f"This {name.partition('_')[0]} has {most} open page streams, as many as allowed ({name})."
+                raise refused("TOO_MANY_CONNECTIONS", name, says, 10)
+        self._streams.update(held)
+
+        def close() -> None:
+            self._streams.subtract(held)
+            for one in held:
+                if not self._streams[one]:
+                    del self._streams[one]
+
+        return close
+
+    async def require_room(self, connection: Connection, tenant: str, name: str) -> None:
+        """Raise Refused if the tenant has as many of these (a name in COUNTED) as allowed. In the transaction that adds
+        one: until it ends, no other adds one."""
+        if most := getattr(self.allowed, name):
+            await connection.execute(LOCK, (tenant,))
+            if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
+                what = name.replace("_", " ")
+                says = f"This tenant has {most} {what}, as many as allowed ({name}). Delete one first, or raise "
+                raise refused("LIMIT_REACHED", name, f"{says}{KNOB}{name.upper()}.", 60)
+
+    async def standing(self, connection: Connection, caller: Caller) -> list[Standing]:
+        """Return all limits that the caller meets, with what is used of each."""
+        now, found = self._now(), []
+        for name, whose, most in (*self._whose(caller, "requests"), *self._whose(caller, "megabytes")):
+            unit = MEGABYTE if name.endswith("megabytes") else 1
+            level = used(self._buckets.get((name, whose), Bucket()), most * unit, now)
+            resets = math.ceil(level * 60 / (most * unit)) if most else 0
+            found.append(Standing(name, most, math.ceil(level / unit), resets))
+        for name, whose, most in self._whose(caller, "page_streams"):
+            found.append(Standing(name, most, self._streams[name, whose]))
+        for name, statement in COUNTED.items():
+            count = await fetch_value(connection, statement, (caller.tenant,))
+            found.append(Standing(name, getattr(self.allowed, name), count))
+        return found
+
+    def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+        """Yield name, owner and limit of what is limited per key and per tenant."""
+        for per, whose in (("key", caller.actor), ("tenant", caller.tenant)):
+            yield (name := f"{per}_{what}"), whose, getattr(self.allowed, name)
+
+    def _rates(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+        unit = MEGABYTE if what == "megabytes" else 1
+        return ((name, whose, most * unit) for name, whose, most in self._whose(caller, what) if most)
+
+    def _use(self, caller: Caller, what: str, amount: int, now: float) -> None:
+        if len(self._buckets) > MANY:
+            self._buckets = {whose: one for whose, one in self._buckets.items() if now - one.at < 60}
+        for name, whose, most in self._rates(caller, what):
+            bucket = self._buckets.get((name, whose), Bucket())
+            self._buckets[name, whose] = Bucket(used(bucket, most, now) + amount, now)

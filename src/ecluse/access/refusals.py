@@ -1,0 +1,99 @@
+"""Refusals in the audit trail: credentials that are not valid, by address, and requests that a key may not make.
+
+They are counted in memory and written once a second, one row per minute, actor and subject, and of at most MOST
+subjects per minute and kind: refusals cannot be used to fill the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import NamedTuple
+
+from ecluse.base.text import storable
+from ecluse.db.connect import Pool
+from ecluse.db.outage import ignoring_outage
+from ecluse.db.query import as_json
+
+SYSTEM = "system"  # tenant of rows that belong to none
+INVALID, REFUSED = "credentials.invalid", "request.refused"
+WRITE_SECONDS = 1.0
+MOST = 100
+OTHERS = "others"
+
+WRITE = """
+INSERT INTO audit_trail AS t (tenant_id, at, actor, action, subject, reason, times)
+SELECT tenant, date_trunc('minute', ecluse_now()), actor, action, subject, reason, times
+FROM jsonb_to_recordset(%s::jsonb)
+    AS n(tenant text, actor text, action text, subject text, reason text, times integer)
+ORDER BY tenant, actor, action, subject
+ON CONFLICT (tenant_id, actor, action, subject, at) WHERE times IS NOT NULL
+DO UPDATE SET times = t.times + excluded.times
+"""
+
+
+class Refusal(NamedTuple):
+    tenant: str
+    actor: str
+    action: str
+    subject: str
+
+
+class Refusals:
+    """The refusals of this process since the last write. `write_seconds`: how long they are gathered."""
+
+    def __init__(self, pool: Pool, write_seconds: float = WRITE_SECONDS) -> None:
+        self._pool, self._write_seconds = pool, write_seconds
+        self._counts: Counter[Refusal] = Counter()
+        self._reasons: dict[Refusal, str] = {}
+        self._minute, self._known = 0.0, Counter[str]()
+        self._seen: set[Refusal] = set()
+        self._writing: asyncio.Task[None] | None = None
+
+    def invalid_credentials(self, address: str) -> None:
+        """Count a request whose key, or signature, is not valid."""
+        self._count(Refusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"))
+
+    def forbidden(self, tenant: str, actor: str, subject: str, reason: str) -> None:
+        """Count a request that a key may not make."""
+        self._count(Refusal(tenant, actor, REFUSED, subject), reason)
+
+    def _count(self, one: Refusal, reason: str | None = None) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._minute + 60:
+            self._minute, self._seen, self._known = now, set(), Counter()
+        if one not in self._seen:
+            if self._known[one.action] >= MOST:
+                one = Refusal(SYSTEM, OTHERS, one.action, OTHERS)
+                reason = None
+            self._known[one.action] += one not in self._seen
+            self._seen.add(one)
+        self._counts[one] += 1
+        if reason is not None:
+            self._reasons.setdefault(one, storable(reason))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        await asyncio.sleep(self._write_seconds)
+        counts, reasons, self._counts, self._reasons = self._counts, self._reasons, Counter(), {}
+        self._writing = None
+        rows = [{**one._asdict(), "reason": reasons.get(one), "times": times} for one, times in counts.items()]
+        with ignoring_outage("audit trail: refusals"):
+            async with self._pool.connection() as connection:
+                await connection.execute(WRITE, (as_json(rows),))
+
+    async def settle(self) -> None:
+        """Wait for what is still to be written."""
+        if self._writing is not None:
+            await self._writing
+
+
+def network_of(address: str) -> str:
+    """Return the address; of an IPv6 address its network of 64 bits, which is what one host has at least."""
+    try:
+        found = ip_address(address)
+    except ValueError:  # a socket file, or no address at all
+        return storable(address, 100)
+    return str(ip_network((found, 64), strict=False)) if isinstance(found, IPv6Address) else str(found)

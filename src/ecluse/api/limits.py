@@ -1,0 +1,44 @@
+"""`GET /api/limits`: the limits that the caller's key meets, and what is used of each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ecluse.access.limits import KNOB, Limiter
+from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.wire import Shape
+from ecluse.db.query import Row
+
+surface = Surface("access")
+
+
+class LimitRow(Shape):
+    name: str = Field(examples=["key_requests"])
+    per: Literal["key", "tenant"]
+    knob: str = Field(description="The setting.", examples=["ECLUSE_LIMIT_KEY_REQUESTS"])
+    limit: int | None = Field(description="null: no limit. Requests and megabytes: a minute.")
+    used: int = Field(description="Of requests, megabytes and streams: at the replica that answers.")
+    resets_in_seconds: int | None = Field(description="Until nothing is used any more; null: not by itself.")
+
+
+class LimitList(Shape):
+    replica: str
+    limits: list[LimitRow]
+
+
+@surface.read("/api/limits", needs="me.read", narrowed=True, answer=LimitList, command=Command("limits"))
+async def show_limits(look: Look) -> Row:
+    """Show the limits of the key and its tenant, and what is used of each. What goes beyond one is answered 429."""
+    limiter: Limiter = look.state.limits
+    rows = [
+        {
+            **one._asdict(),
+            "per": "key" if one.name.startswith("key_") else "tenant",
+            "knob": f"{KNOB}{one.name.upper()}",
+            "limit": one.limit or None,
+        }
+        for one in await limiter.standing(look.connection, look.caller)
+    ]
+    return {"replica": look.kit.replica, "limits": rows}

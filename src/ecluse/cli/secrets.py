@@ -1,0 +1,48 @@
+"""`ecluse secrets rotate`: seal everything with the current key. On the host: it needs both keys and the database."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections import Counter
+
+from ecluse import bootstrap, settings
+from ecluse.access import audit_trail, sealing
+from ecluse.access.refusals import SYSTEM
+from ecluse.access.secrets import MAKE_ONE, Secrets
+from ecluse.base import logging
+from ecluse.base.errors import SetUpError
+from ecluse.cli import show
+from ecluse.cli.failure import OK
+from ecluse.db.connect import open_session
+
+
+def rotate(*, as_json: bool) -> int:
+    logging.configure("WARNING", settings.log_settings()[1])
+    given = settings.load()
+    database = bootstrap.open_database(given)
+    try:
+        secrets = bootstrap.open_secrets(given, database)
+        if secrets is None:
+            raise SetUpError(
+                f"There is no key to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE. {MAKE_ONE}"
+            )
+        done = asyncio.run(_rotate(database.dsn, secrets))
+    finally:
+        database.release()
+    if as_json:
+        show.write_json({"key_id": secrets.key_id, **{name.replace(" ", "_"): n for name, n in done.items()}})
+    else:
+        counts = ", ".join(f"{name}: {count}" for name, count in done.items())
+        show.write(f"everything is sealed with key {secrets.key_id} ({counts}); the old key is not needed any more")
+    return OK
+
+
+async def _rotate(dsn: str, secrets: Secrets) -> Counter[str]:
+    async with await open_session(dsn) as connection:
+        done = Counter({"secrets sealed again": await sealing.rotate(connection, secrets)})
+        done |= await sealing.seal_urls(connection, secrets)
+        told = ", ".join(f"{name}: {count}" for name, count in done.items())
+        about = (SYSTEM, f"cli:{getpass.getuser()}", "secrets.rotate", f"key:{secrets.key_id}")
+        await audit_trail.record(connection, *about, told)
+    return done

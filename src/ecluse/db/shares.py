@@ -1,0 +1,58 @@
+"""A share per tenant of what tenants have in common: each may use so much at once. What is more waits in line for a
+short time, and is then refused; other tenants do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+from ecluse.base.errors import EcluseError
+from ecluse.db.connect import Connection, Pool
+
+PATIENCE_SECONDS = 3.0
+
+
+class Busy(EcluseError):
+    """A tenant uses its whole share; `limit` names it."""
+
+    code = "TOO_MANY_AT_ONCE"
+
+    def __init__(self, limit: str, most: int) -> None:
+        super().__init__(f"This tenant has {most} requests of this kind under way, as many as allowed ({limit}).")
+        self.limit = limit
+
+
+class Shares:
+    """At most `most` at once for each tenant. `limit` is the name of the limit for callers."""
+
+    def __init__(self, limit: str, most: int, patience: float = PATIENCE_SECONDS) -> None:
+        self.limit, self.most, self._patience = limit, most, patience
+        self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        """Take a part of the tenant's share; raise Busy if none is free within the patience."""
+        line = self._lines.get(tenant) or self._lines.setdefault(tenant, asyncio.Semaphore(self.most))
+        try:
+            async with asyncio.timeout(self._patience if line.locked() else None):
+                await line.acquire()
+        except TimeoutError as error:
+            raise Busy(self.limit, self.most) from error
+        try:
+            yield
+        finally:
+            line.release()
+
+
+class Writes:
+    """The connections that requests write with, apart from those of the engine."""
+
+    def __init__(self, pool: Pool, shares: Shares) -> None:
+        self.pool, self.shares = pool, shares
+
+    @asynccontextmanager
+    async def connection(self, tenant: str) -> AsyncIterator[Connection]:
+        async with self.shares.held(tenant), self.pool.connection() as connection:
+            yield connection

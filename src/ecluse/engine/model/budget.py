@@ -1,0 +1,124 @@
+"""What a paid call may cost, and whether the budgets that it counts against have room for it. Pure decisions; amounts
+are decimals, in the currency of the configured prices. Days and months are those of UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Literal, NamedTuple
+
+Scope = Literal["tenant", "schedule", "run"]
+Period = Literal["day", "month", "all"]
+
+AGAIN = timedelta(seconds=10)  # when calls in flight hold the rest of a budget
+UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
+# If a call does not fit into the rest of a budget, and that is at most this part of it, no other call is expected to.
+REST = Decimal("0.1")
+
+
+class Charge(NamedTuple):
+    """What a paid call may cost at most, at which vendor and for which model. `most` None: no price is configured."""
+
+    vendor: str
+    model: str
+    most: Decimal | None
+
+
+class Settlement(NamedTuple):
+    """What became of a call for which cost was reserved. `settled`: it cost so much (None: what was reserved);
+    `unknown`: it may have been paid for; `released`: it was not."""
+
+    how: Literal["settled", "unknown", "released"]
+    cost: Decimal | None = None
+
+
+class TotalKey(NamedTuple):
+    """Names a sum of costs: of a tenant or a schedule in a day or a month, or of a run."""
+
+    tenant_id: str
+    scope: Scope
+    subject_id: int
+    period: Period
+    starts_on: date
+
+    @property
+    def renewed_at(self) -> datetime | None:
+        """When the next period begins; None for a run."""
+        if self.period == "all":
+            return None
+        days = 1 if self.period == "day" else 31
+        following = self.starts_on + timedelta(days=days)
+        return datetime.combine(following if days == 1 else following.replace(day=1), time(), UTC)
+
+    def __str__(self) -> str:
+        return budget_name(self.tenant_id, self.scope, self.subject_id, self.period)
+
+
+@dataclass
+class Total:
+    """A sum of costs: of calls that were made, and reserved for calls in flight; `budget` None: without a limit."""
+
+    spent: Decimal
+    reserved: Decimal
+    budget: Decimal | None
+
+
+class Exceeded(NamedTuple):
+    """A budget has no room for a call, which waits until `until`; with it wait `others`, of which none is expected to
+    fit. `used_up`: so much is spent of the budget, not only reserved."""
+
+    key: TotalKey
+    until: datetime
+    why: str
+    others: bool
+    used_up: bool
+
+
+def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
+    """Return the sums that a call counts in: those of its tenant and schedule, and that of its run."""
+    month = today.replace(day=1)
+    keys = [TotalKey(tenant, "tenant", 0, "day", today), TotalKey(tenant, "tenant", 0, "month", month)]
+    if schedule is not None:
+        keys += [TotalKey(tenant, "schedule", schedule, "day", today)]
+        keys += [TotalKey(tenant, "schedule", schedule, "month", month)]
+    return [*keys, TotalKey(tenant, "run", run, "all", run_day)]
+
+
+def admit(most: Decimal, keys: Sequence[TotalKey], totals: Mapping[TotalKey, Total], now: datetime) -> Exceeded | None:
+    """Reserve `most` in all these totals, or in none and return the budget for which the call has to wait longest."""
+    refused = [over for key in keys if (over := _exceeded(most, key, totals[key], now)) is not None]
+    if refused:
+        return max(refused, key=lambda over: over.until)
+    for key in keys:
+        totals[key].reserved += most
+    return None
+
+
+def _exceeded(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Exceeded | None:
+    if total.budget is None or total.spent + total.reserved + most <= total.budget:
+        return None
+    figures = f"{amount(total.spent)} of {amount(total.budget)} spent, {amount(total.reserved)} reserved"
+    call = f"this call may cost {amount(most)}"
+    if total.spent + most <= total.budget:
+        why = f"calls in flight hold the rest of the {key} ({figures}; {call})"
+        others = total.budget - total.spent - total.reserved <= REST * total.budget
+        return Exceeded(key, now + AGAIN, f"{why}; it continues when they have cost less", others, used_up=False)
+    renewed = key.renewed_at
+    when = "when it is raised" if renewed is None else f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or when it is raised"
+    used_up = total.budget - total.spent <= REST * total.budget
+    why = f"the {key} is used up ({figures}; {call}); it continues {when}"
+    return Exceeded(key, renewed or now + UNTIL_RAISED, why, used_up, used_up)
+
+
+def budget_name(tenant: str, scope: Scope, subject_id: int, period: Period) -> str:
+    """Return how a budget is called in messages."""
+    if scope == "run":
+        return f"budget of run {subject_id}"
+    return f"{period}'s budget of {f'tenant {tenant}' if scope == 'tenant' else f'schedule {subject_id}'}"
+
+
+def amount(value: Decimal) -> str:
+    """Return an amount of money as people read it, without an exponent or trailing zeros."""
+    return f"{value.normalize() if value else Decimal(0):f}"

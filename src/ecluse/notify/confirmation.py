@@ -1,0 +1,58 @@
+"""Confirmation of mail addresses: a mail address gets a link first, and no other mail before a person has followed it
+and confirmed. The token of the link is in that mail only; its hash is stored. It is good once, for LINK_LASTS."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import NamedTuple
+
+from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_one
+
+LINK_LASTS = timedelta(days=3)
+PATH = "/ui/confirm"
+
+ISSUE = """
+UPDATE mail_addresses SET token_hash = %s, expires_at = ecluse_now() + %s
+WHERE tenant_id = %s AND address = lower(%s) AND confirmed_at IS NULL
+"""
+FIND = """
+SELECT tenant_id, address FROM mail_addresses
+WHERE token_hash = %s AND expires_at > ecluse_now() AND confirmed_at IS NULL
+"""
+CONFIRM = """
+UPDATE mail_addresses SET confirmed_at = ecluse_now(), token_hash = NULL, expires_at = NULL
+WHERE token_hash = %s AND expires_at > ecluse_now() AND confirmed_at IS NULL RETURNING tenant_id, address
+"""
+
+
+class Asked(NamedTuple):
+    tenant_id: str
+    address: str
+
+
+async def issue(connection: Connection, tenant: str, address: str) -> str | None:
+    """Return a new token for the address, which replaces the one before; None if the address is confirmed already."""
+    token = secrets.token_urlsafe(32)
+    issued = await connection.execute(ISSUE, (_hashed(token), LINK_LASTS, tenant, address))
+    return token if issued.rowcount else None
+
+
+async def find(connection: Connection, token: str) -> Asked | None:
+    """Return what the token asks for; None if it is unknown, was used or has expired."""
+    return await fetch_one(connection, Asked, FIND, (_hashed(token),))
+
+
+async def confirm(connection: Connection, token: str) -> Asked | None:
+    """Confirm the address that the token was sent to; None if the token is unknown, was used or has expired."""
+    return await fetch_one(connection, Asked, CONFIRM, (_hashed(token),))
+
+
+def link(public_url: str, token: str) -> str:
+    return f"{public_url.rstrip('/')}{PATH}?token={token}"
+
+
+def _hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()

@@ -1,0 +1,126 @@
+"""The text of mails: about an event and its run, or asking an address for a confirmation. Text that a caller or a
+vendor may have written is quoted and has no links: the only links are ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.utils import format_datetime, parseaddr
+from html import escape
+from typing import Any, NamedTuple
+
+from ecluse.base.masking import masked, plain
+from ecluse.base.text import storable
+from ecluse.notify.confirmation import LINK_LASTS
+from ecluse.notify.work import Delivery
+
+COUNTED = ("selected", "successful", "failed", "ignored")
+LINK_SIGNS = re.compile(r"(?<=\w)\.(?=[^\W\d])|:(?=//)|@")
+MOST_REASONS = 20
+LONGEST_SUBJECT = 150
+LONGEST_TEXT = 2_000
+
+
+class Fact(NamedTuple):
+    """A row of a mail; `free`: text that a caller or a vendor may have written."""
+
+    name: str
+    value: str
+    free: bool = False
+
+    @property
+    def shown(self) -> str:
+        return f"“{without_links(self.value)}”" if self.free else self.value
+
+
+def compose(
+    delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
+) -> EmailMessage:
+    """Return the mail about an event and, if there is one, its run; `public_url` is the address of the pages, for a
+    link."""
+    if run is None:
+        subject = delivery.event_type
+        data = plain(delivery.message["data"])
+        rows = [Fact(without_links(name), _one_line(value), free=True) for name, value in data.items()]
+    else:
+        cancelled = run["state"] == "cancelled"
+        status = "cancelled" if cancelled else run["status"]
+        subject = f"{run['flow']} run {run['id']}: {status}"
+        rows = [Fact("run", str(run["id"])), Fact("flow", str(run["flow"])), Fact("status", str(status))]
+        if cancelled:
+            rows.append(Fact("cancelled by", _one_line(run["ended_by"]), free=True))
+        rows += _counts(run)
+        reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
+        told = [(name, count) for name, count in reasons[:MOST_REASONS] if name != "successful"]
+        rows += [Fact(without_links(name), f"{count} targets") for name, count in told]
+        if run["reason"]:
+            rows.append(Fact("reason", _one_line(run["reason"]), free=True))
+        if run["selection_incomplete"]:
+            rows.append(Fact("selection", _one_line(run["selection_incomplete"]), free=True))
+        if public_url:
+            rows.append(Fact("look at it", f"{public_url.rstrip('/')}/ui/runs/{run['id']}"))
+    title = f"{delivery.event_type}, {delivery.message['timestamp']}"
+    return _mail(delivery, subject, title, rows, sender=sender, at=at)
+
+
+def request_to_confirm(delivery: Delivery, link: str, *, sender: str, at: datetime) -> EmailMessage:
+    """Return the mail with the link that confirms its recipient."""
+    rows = [
+        Fact("tenant", delivery.tenant_id, free=True),
+        Fact("to confirm it", link),
+        Fact("good for", f"{LINK_LASTS.days} days, once"),
+        Fact("otherwise", "ignore this mail: nothing else is sent to this address"),
+    ]
+    title = "This address was named as a recipient of notifications. They are sent once it is confirmed."
+    return _mail(delivery, "please confirm this address", title, rows, sender=sender, at=at)
+
+
+def _mail(
+    delivery: Delivery, subject: str, title: str, rows: Sequence[Fact], *, sender: str, at: datetime
+) -> EmailMessage:
+    mail = EmailMessage()
+    domain = address_of(sender).domain
+    # Line breaks in a status or an event type would start another header.
+    mail["Subject"] = storable(" ".join(f"Ecluse: {subject}".split()), LONGEST_SUBJECT)
+    mail["From"] = sender
+    mail["To"] = delivery.recipient
+    mail["Date"] = format_datetime(at)
+    mail["Message-ID"] = f"<{delivery.name}@{domain}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content("\n".join([title, *(f"  {one.name}: {one.shown}" for one in rows)]) + "\n")
+    mail.add_alternative(_page(title, rows), subtype="html")
+    return mail
+
+
+def without_links(text: str) -> str:
+    """Return the text with brackets around the signs by which mail programs recognise URLs, hosts and addresses: none
+    of it becomes a link."""
+    return LINK_SIGNS.sub(lambda sign: f"[{sign[0]}]", text)
+
+
+def _counts(run: Mapping[str, Any]) -> list[Fact]:
+    """Return the counters of a run. In the row, `failed` includes cancelled targets; they are listed separately
+    here."""
+    counts = {name: run[name] for name in COUNTED if run[name] is not None}
+    if run["cancelled"]:
+        counts |= {"failed": run["failed"] - run["cancelled"], "cancelled": run["cancelled"]}
+    return [Fact(name, str(count)) for name, count in counts.items()]
+
+
+def _page(title: str, rows: Sequence[Fact]) -> str:
+    """Return the HTML part of the mail."""
+    cells = "".join(f"<tr><th align=left>{escape(one.name)}</th><td>{escape(one.shown)}</td></tr>" for one in rows)
+    return f"<p>{escape(title)}</p><table>{cells}</table>\n"
+
+
+def _one_line(value: Any) -> str:
+    """Return a value as one line for the mail, secrets hidden."""
+    return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
+
+
+def address_of(sender: str) -> Address:
+    """Return the address of a sender that may have a name."""
+    return Address(addr_spec=parseaddr(sender)[1])

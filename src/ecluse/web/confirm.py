@@ -1,0 +1,39 @@
+"""The page that the link in a mail leads to: it confirms the address, on a click, because mail programs open links by
+themselves. It needs no key: the token of the link is the proof."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from ecluse.access import audit_trail
+from ecluse.access.envelope import request_id
+from ecluse.access.wire import reads_of, writes_of
+from ecluse.base.errors import NotFound
+from ecluse.notify import confirmation
+from ecluse.notify.confirmation import PATH
+from ecluse.web import render
+from ecluse.web.door import Page
+
+VOID = "This link was used already, was replaced by a newer one, or has expired. Ask its sender for another one."
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+
+
+@routes.get(PATH)
+async def show_request(request: Request, token: str = "") -> Response:
+    asked = await reads_of(request)(lambda connection: confirmation.find(connection, token))
+    if asked is None:
+        raise NotFound(VOID)
+    return render.page(request, "confirm.html", asked=asked, token=token)
+
+
+@routes.post(PATH)
+async def confirm(request: Request) -> Response:
+    token = str((await request.form()).get("token", ""))
+    async with writes_of(request).pool.connection() as connection, connection.transaction():
+        asked = await confirmation.confirm(connection, token)
+        if asked is None:
+            raise NotFound(VOID)
+        about = (asked.tenant_id, f"mail:{asked.address}", "address.confirm", f"address:{asked.address}")
+        await audit_trail.record(connection, *about, request_id=request_id(request))
+    return render.page(request, "confirm.html", asked=asked, token=None)

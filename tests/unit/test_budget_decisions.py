@@ -1,0 +1,93 @@
+"""Whether budgets have room for a call, and until when it waits if they have not."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+
+from ecluse.engine.model.budget import AGAIN, REST, UNTIL_RAISED, Total, admit, amount, totals_of
+
+NOW = datetime(2026, 12, 31, 17, 30, tzinfo=UTC)
+DAY, MONTH, OF_SCHEDULE, MONTH_OF_SCHEDULE, RUN = KEYS = totals_of("t", 3, 7, date(2026, 12, 30), NOW.date())
+
+
+def totals(**budgets: str) -> dict:
+    """All totals, 0.4 spent and 0.1 reserved in each, with the budgets that are named."""
+    names = dict(zip(("day", "month", "schedule", "schedule_month", "run"), KEYS, strict=True))
+    found = {key: Total(Decimal("0.4"), Decimal("0.1"), None) for key in KEYS}
+    for name, value in budgets.items():
+        found[names[name]].budget = Decimal(value)
+    return found
+
+
+def test_a_call_counts_for_its_tenant_its_schedule_and_its_run() -> None:
+    named = [(key.scope, key.subject_id, key.period, key.starts_on.isoformat()) for key in KEYS]
+    assert named == [
+        ("tenant", 0, "day", "2026-12-31"),
+        ("tenant", 0, "month", "2026-12-01"),
+        ("schedule", 3, "day", "2026-12-31"),
+        ("schedule", 3, "month", "2026-12-01"),
+        ("run", 7, "all", "2026-12-30"),
+    ]
+    assert [key.scope for key in totals_of("t", None, 7, NOW.date(), NOW.date())] == ["tenant", "tenant", "run"]
+
+
+def test_a_call_that_fits_exactly_is_reserved_in_every_total() -> None:
+    found = totals(day="1", run="1.0")
+    assert admit(Decimal("0.5"), KEYS, found, NOW) is None
+    assert {total.reserved for total in found.values()} == {Decimal("0.6")}
+    assert admit(Decimal("0.000000001"), KEYS, found, NOW) is not None
+
+
+def test_a_call_that_does_not_fit_is_reserved_nowhere() -> None:
+    found = totals(day="100", run="0.6")
+    assert admit(Decimal("0.2"), KEYS, found, NOW) is not None
+    assert {total.reserved for total in found.values()} == {Decimal("0.1")}
+
+
+@pytest.mark.parametrize(
+    ("budgets", "until", "words"),
+    [
+        ({"day": "0.5"}, datetime(2027, 1, 1, tzinfo=UTC), "day's budget of tenant t is used up (0.4 of 0.5 spent"),
+        ({"month": "0.5"}, datetime(2027, 1, 1, tzinfo=UTC), "month's budget of tenant t"),
+        ({"schedule": "0.5"}, datetime(2027, 1, 1, tzinfo=UTC), "day's budget of schedule 3"),
+        ({"run": "0.5"}, NOW + UNTIL_RAISED, "budget of run 7 is used up"),
+        ({"day": "0.5", "run": "0.5"}, NOW + UNTIL_RAISED, "it continues when it is raised"),
+        ({"day": "0.65"}, NOW + AGAIN, "calls in flight hold the rest of the day's budget"),
+    ],
+)
+def test_a_call_waits_for_the_budget_that_takes_longest(budgets: dict[str, str], until: datetime, words: str) -> None:
+    over = admit(Decimal("0.2"), KEYS, totals(**budgets), NOW)
+    assert over is not None
+    assert over.until == until
+    assert words in over.why
+
+
+def test_the_next_month_begins_on_its_first_day() -> None:
+    for day, following in ((date(2026, 1, 31), date(2026, 2, 1)), (date(2026, 2, 28), date(2026, 3, 1))):
+        month = totals_of("t", None, 1, day, day)[1]
+        assert month.renewed_at == datetime.combine(following, datetime.min.time(), UTC)
+
+
+def test_a_small_rest_is_used_up_and_a_large_one_is_not() -> None:
+    """One call that is larger than most must not stop those that fit."""
+    for budget, used_up in (("0.44", True), ("0.5", False)):
+        over = admit(Decimal("0.3"), [DAY], totals(day=budget), NOW)
+        assert over is not None
+        assert (over.others, over.used_up) == (used_up, used_up)
+        assert (Decimal(budget) - Decimal("0.4") <= REST * Decimal(budget)) is used_up
+
+
+def test_a_rest_that_calls_in_flight_hold_is_not_used_up() -> None:
+    over = admit(Decimal("0.05"), [DAY], totals(day="0.5"), NOW)
+    assert over is not None
+    assert (over.others, over.used_up, over.until - NOW) == (True, False, AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("0.10", "0.1"), ("100", "100"), ("0", "0"), ("0.000000001", "0.000000001")]
+)
+def test_amounts_are_plain(value: str, text: str) -> None:
+    assert amount(Decimal(value)) == text
