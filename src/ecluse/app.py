@@ -41,6 +41,7 @@ from ecluse.bootstrap import (
     trace_files,
     trace_folders,
     transcription_config,
+    vendor_setup,
 )
 from ecluse.bootstrap.checks import check_disk, check_settings, unpriced
 from ecluse.bootstrap.edge import check_descriptors, edge_limits
@@ -109,6 +110,7 @@ def create_app(
         title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.secrets = open_secrets(settings, database)
+    app.state.connections = vendor_setup(settings, app.state.secrets)
     app.state.limits = Limiter(allowed(settings))
     app.state.key_lifetime = timedelta(days=settings.ECLUSE_KEY_LIFETIME_DAYS) or None
     app.state.transcriptions = transcription_config(settings)

@@ -18,7 +18,7 @@ from ecluse.flows.automation.shapes import (
     Triggered,
 )
 from ecluse.flows.automation.surface import ALL_RUNS
-from tests.support.api_server import add_tenant, new_key, serving
+from tests.support.api_server import add_connections, add_tenant, new_key, serving
 from tests.support.automation_rows import NO_URL, WITHOUT_URL, end_run
 from tests.support.fiche_rows import call, details, save
 
@@ -140,7 +140,7 @@ def test_a_trigger_answers_with_the_run_there_is_to_look_at(shared_api, shared_d
 def test_what_is_wrong_is_said_before_anything_is_started(shared_api, shared_dsn, given, status, code):
     ids = {name: new_schedule(shared_api, "7", is_active=name != "OFF") for name in ("ON", "OFF", "DELETED")}
     shared_api.ask("DELETE", f"{SCHEDULES}/{ids['DELETED']}")
-    add_tenant(shared_dsn, "acme")
+    add_connections(shared_dsn, "acme")
     ids["OTHER"] = new_schedule(shared_api.with_key(new_key(shared_dsn, "operator", "acme")), "7")
     before = ask(shared_dsn, "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM events_outbox)")
     meant = {name: ids.get(value, value) if isinstance(value, str) else value for name, value in given.items()}

@@ -19,7 +19,7 @@ from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.web.door import Page
-from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_tenant, new_key
+from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_connections, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 # What a caller gets here depends on the channel: tests/realtime/test_channel_rights.py has that table.
@@ -51,6 +51,7 @@ BODIES = {
     "/api/schedules/preview": {"cron": "@daily"},
     "/api/notifications/endpoints": {"kind": "webhook", "url": "https://8.8.8.8/", "events": ["*"]},
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
+    "/api/connections/{kind}": {"max_in_flight": 3},
     "/api/notifications/addresses": {"address": "matrix@example.com"},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
@@ -64,6 +65,8 @@ BODIES = {
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
 EVERYBODYS = {
     "/api/transcriptions/{fiche_id}": "/api/transcriptions/100000001",
+    "/api/connections/{kind}": "/api/connections/crm",
+    "/api/connections/{kind}/test": "/api/connections/crm/test",
     "/api/lanes/{name}": "/api/lanes/matrix",
     "/api/lanes/{name}/pause": "/api/lanes/matrix/pause",
     "/api/lanes/{name}/resume": "/api/lanes/matrix/resume",
@@ -71,6 +74,8 @@ EVERYBODYS = {
     "/api/tenants/{tenant}/enable": "/api/tenants/spare/enable",
     "/api/erasure/tenants/{tenant}": "/api/erasure/tenants/spare",
 }
+# A vendor is called first, and there is none here: the right is found to be there, and the connection not to work.
+REFUSED_BY_VENDOR = ("/api/connections", "/api/connections/{kind}/test")
 # Of the whole installation: only for admins of the tenant `default`. Of lanes, which are shared, only the changes.
 ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/retention", "/api/doctor")
 # Where a path is another one's with a name in place of a number, its other methods are those of the other.
@@ -211,6 +216,8 @@ def something(shared_api, shared_dsn):
             if not connection.execute("SELECT 1 FROM secrets WHERE name = %s", (f"webhook:{run}",)).fetchone():
                 asyncio.run(seal(shared_dsn, f"webhook:{run}"))
             connection.execute(SPARE, {"id": int(run), "key": int(run) + APART})
+            for tenant in ("default", "rival"):
+                add_connections(shared_dsn, tenant)
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
@@ -256,6 +263,8 @@ def expected(who, path, route):
         path.startswith(ADMINISTERED) or (path.startswith("/api/lanes/") and not route.methods & {"GET"})
     ):
         return {403}
+    if path in REFUSED_BY_VENDOR and "POST" in route.methods:
+        return {422}
     named = "{" in path or (path in NAMED and "POST" in route.methods)
     theirs = who == "other tenant's admin" and named and path not in EVERYBODYS
     return {404} if theirs else {200, 201, 202}

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.transcriptions import surface as shapes
-from tests.support.api_server import add_tenant, new_key
+from tests.support.api_server import add_connections, add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
 
 EARLY, LATE = "2026-03-02T09:00:00Z", "2026-03-02T10:00:00Z"
@@ -260,6 +260,7 @@ def test_a_fiche_that_was_never_heard_of_has_no_status_and_one_that_was_just_ask
 
 
 def test_another_tenant_has_its_own_fiches_under_the_same_numbers(shared_api, shared_dsn, fiches):
+    add_connections(shared_dsn, "acme")
     acme = shared_api.with_key(new_key(shared_dsn, tenant="acme"))
     for part in ("status", "logs", "recordings/early"):
         assert acme.get(f"/api/transcriptions/10/{part}").status == 404

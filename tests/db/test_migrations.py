@@ -29,6 +29,7 @@ TABLES = {
     "budgets",
     "claims",
     "clock_offset",
+    "connections",
     "deliveries",
     "effects",
     "events_outbox",

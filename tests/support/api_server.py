@@ -143,6 +143,18 @@ def add_tenant(dsn: str, tenant: str) -> None:
         )
 
 
+def add_connections(dsn: str, tenant: str) -> None:
+    """Connections that lead nowhere, for what only has to be started; the tenant is made if it is not there."""
+    add_tenant(dsn, tenant)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO connections (tenant_id, kind, base_url, created_by, created_at, updated_by, updated_at)"
+            " SELECT %s, k, 'https://vendor.example', 'test', now(), 'test', now()"
+            " FROM unnest(ARRAY['crm', 'speech', 'llm']) AS k ON CONFLICT DO NOTHING",
+            (tenant,),
+        )
+
+
 def new_key(dsn: str, role: str = "operator", tenant: str = "default", expires_in: timedelta | None = None) -> str:
     async def make() -> str:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,14 +14,14 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.configs import ConfigVersion
-from ecluse.flows.audits.flow import Audit, Config, audit_stage, connected
+from ecluse.flows.audits.flow import Audit, Config, audit_stage
 from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.audits.store import record_failures
-from ecluse.flows.audits.work import Access
 from ecluse.testing.sandbox import SandboxProcess
 from tests.support.fiche_rows import call, details, save
 from tests.support.outages import brief
 from tests.support.runs import start_run, wait_for_run
+from tests.support.vendor_clients import vendors_at
 
 PATIENCE = timedelta(seconds=60)
 STEPS = [
@@ -38,17 +37,13 @@ WHERE fiche_cache_id = %s AND call_id = %s RETURNING id
 CHUNK = "INSERT INTO recording_transcription_chunks (recording_id, position, speaker, text) VALUES (%s, %s, %s, %s)"
 
 
-def access(sandbox: SandboxProcess, **given: Any) -> Access:
-    return Access(**{"url": f"{sandbox.url}/llm/v1", "key": "k", "model": "gpt-4.1", "deadline": 30.0, **given})
-
-
 def quick(stage: Stage, breaker: dict[str, Any] | None = None, **options: Any) -> Stage:
     """A second and four are not waited for in tests."""
     return brief(replace(stage, retry=replace(stage.retry, base=0.02, multiplier=1.0), **options), breaker)
 
 
 def by_hand(sandbox: SandboxProcess, *, vendor: dict[str, Any] | None = None, **config: Any) -> Audit:
-    made = Audit(Config(**config), partial(connected, access(sandbox, **(vendor or {}))))
+    made = Audit(Config(**config), vendors_at(sandbox, **(vendor or {})))
     made.stage = quick(made.stage)
     made.flow = replace(made.flow, stages=(made.stage,))
     return made
@@ -72,6 +67,7 @@ def automation(sandbox: SandboxProcess, *, rounds: int = 0, **config: Any) -> Fl
             run,
             run.input["fiches"],
             given,
+            lane=stage.lane,
             use_rlm=run.input["use_rlm"],
             schedule_id=run.input["schedule"],
         )
@@ -85,8 +81,7 @@ def automation(sandbox: SandboxProcess, *, rounds: int = 0, **config: Any) -> Fl
         await record_failures(connection, [run.id for run in runs])
         return ()
 
-    vendors: Callable[[Any], Any] = partial(connected, access(sandbox))
-    return Flow("automation", (stage,), story, Pairs, vendors=vendors, ended=ended)
+    return Flow("automation", (stage,), story, Pairs, vendors=vendors_at(sandbox), ended=ended)
 
 
 @dataclass

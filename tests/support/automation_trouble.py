@@ -4,17 +4,15 @@ became of a run's events."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from ecluse.base.clock import Clock
 from ecluse.engine import EphemeralEvent, Flow
 from ecluse.engine.kit import Kit
 from ecluse.testing.sandbox import SandboxProcess
 from tests.support.automation_world import World, automation
+from tests.support.vendor_clients import heard_by
 
 Query = Callable[..., list[Any]]
 
@@ -84,32 +82,15 @@ def maker(
         lives: list[EphemeralEvent] = []
         flow = made.flow
         if fiches is not None:
-            flow = _with(flow, lambda vendors: vendors._replace(crm=fiches.instead_of(vendors.crm)))
+            flow = heard_by(flow, "crm", fiches.instead_of)
         if model is not None:
-            flow = _with(flow, lambda vendors: vendors._replace(auditor=_model(vendors.auditor, model)))
+            flow = heard_by(flow, "llm", model.instead_of)
         if deaf_speech is not None:
-            transcribing = _with(
-                transcribing, lambda found: found._replace(speech=deaf_speech.instead_of(found.speech))
-            )
+            transcribing = heard_by(transcribing, "speech", deaf_speech.instead_of)
         engine = await start_kit(transcribing, flow, *others, live=lives.extend, **(kit or {}))
         return World(engine, flow, sandbox, query, lives)
 
     return make
-
-
-def _model(auditor: Any, model: Deaf) -> Any:
-    return auditor._replace(llm=model.instead_of(auditor.llm))
-
-
-def _with(flow: Flow, instead: Callable[[Any], Any]) -> Flow:
-    inner = flow.vendors
-
-    @asynccontextmanager
-    async def deaf(clock: Clock) -> AsyncIterator[Any]:
-        async with inner(clock) as vendors:
-            yield instead(vendors)
-
-    return replace(flow, vendors=deaf)
 
 
 def failing(vendor: str, ids: Iterable[str], times: int, **fault: Any) -> dict[str, Any]:

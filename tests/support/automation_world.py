@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from ecluse.engine import EphemeralEvent, Flow, Start
@@ -18,13 +17,12 @@ from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.flow import Automation
 from ecluse.flows.automation.plan import Plan
 from ecluse.flows.automation.selection_model import Override
-from ecluse.flows.automation.work import Access, connected
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.guarded import GuardedHttp
 from tests.support.audit_world import STEPS, quick
-from tests.support.audit_world import access as audit_access
 from tests.support.runs import wait_for_run
 from tests.support.transcription_world import transcription
+from tests.support.vendor_clients import vendors_at
 
 PATIENCE = timedelta(seconds=60)
 FAST = timedelta(seconds=0.2)
@@ -41,17 +39,8 @@ def automation(
 ) -> tuple[Automation, Flow]:
     """And the flow of the transcriptions that it starts."""
     transcribing = transcription(sandbox, breaker=breaker, **(speech or {})).flow
-    access = Access(
-        **{
-            "audits": audit_access(sandbox),
-            "crm_url": f"{sandbox.url}/crm",
-            "crm_key": "key",
-            "crm_deadline": 10,
-            **(crm or {}),
-        }
-    )
     wanted = Config(**{**QUICK, **config})
-    made = Automation(wanted, AuditConfig(concurrency=50), transcribing, partial(connected, access))
+    made = Automation(wanted, AuditConfig(concurrency=50), transcribing, vendors_at(sandbox, **(crm or {})))
     for name in ("revalidate", "fetch", "audit"):
         setattr(made, name, quick(getattr(made, name), breaker))
     made.flow = replace(made.flow, stages=(made.revalidate, made.fetch, made.audit))

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from ecluse.base.clock import Clock
 from ecluse.engine import EphemeralEvent, pause_lane, resume_lane
 from ecluse.engine.kit import Kit
 from ecluse.flows.transcriptions import queries
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.flow import Transcription
 from ecluse.flows.transcriptions.start import StartedFiche, start
-from ecluse.flows.transcriptions.vendors import Access, Vendors, connected
 from ecluse.testing.sandbox import SandboxProcess
 from tests.support.outages import brief
 from tests.support.runs import wait_for_run
+from tests.support.vendor_clients import heard_by, vendors_at
 
 PATIENCE = timedelta(seconds=60)
 QUICK = {"configured": True, "per_minute": 60_000, "backoff_base": 0.02, "backoff_longest": 0.05}
@@ -37,15 +34,9 @@ def transcription(
     breaker: dict[str, Any] | None = None,
     **config: Any,
 ) -> Transcription:
-    given = {
-        "crm_url": f"{sandbox.url}/crm",
-        "crm_key": "key",
-        "crm_deadline": 10,
-        "speech_url": f"{sandbox.url}/elevenlabs",
-        "speech_key": "key",
-        "speech_deadline": 10,
-    }
-    made = Transcription(Config(**{**QUICK, **config}), partial(connected, Access(**{**given, **(access or {})})))
+    wanted = Config(**{**QUICK, **config})
+    given = {"speech": wanted.speech, "speech_key": "key" if wanted.configured else None, **(access or {})}
+    made = Transcription(wanted, vendors_at(sandbox, **given))
     # The CRM is asked again after a second, and after four: not in tests.
     made.refresh = brief(replace(made.refresh, retry=replace(made.refresh.retry, base=0.02)), breaker)
     made.recordings = brief(made.recordings, breaker)
@@ -61,15 +52,11 @@ class Gate:
         self._inner: Any = None
 
     def before(self, made: Transcription) -> None:
-        inner = made.flow.vendors
+        made.flow = heard_by(made.flow, "speech", self._instead_of)
 
-        @asynccontextmanager
-        async def gated(clock: Clock) -> AsyncIterator[Vendors]:
-            async with inner(clock) as vendors:
-                self._inner = vendors.speech
-                yield vendors._replace(speech=self)
-
-        made.flow = replace(made.flow, vendors=gated)
+    def _instead_of(self, inner: Any) -> Gate:
+        self._inner = inner
+        return self
 
     async def transcribe(self, **given: Any) -> Any:
         self.asked.set()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support.api_server import new_key
+from tests.support.api_server import add_connections, new_key
 from tests.support.command_line import environment
 
 
@@ -45,8 +45,8 @@ def run(reader, pages_dsn):
     return run
 
 
-def test_the_advice_of_an_empty_page_works_as_printed(printed, run, fill):
-    fill("INSERT INTO tenants (id, name, created_at) VALUES ('new', 'new', ecluse_now())")
+def test_the_advice_of_an_empty_page_works_as_printed(printed, run, fill, pages_dsn):
+    add_connections(pages_dsn, "new")
     (make,) = printed("new", "/ui/runs")
     assert printed("new", "/ui/schedules") == [make]
     run(make)

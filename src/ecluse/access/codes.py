@@ -120,6 +120,20 @@ REFUSALS = {
     ),
     "CONFIG_INACTIVE": Refusal(409, "The audit config is switched off.", "Set `is_active` to true first."),
     "INVALID_PRIORITY": Refusal(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
+    # Connections to vendors
+    "NO_CONNECTION": Refusal(
+        409,
+        "The tenant has no connection to a vendor that the run needs.",
+        "Add it: `ecluse connections create KIND --base-url URL --api-key KEY`.",
+    ),
+    "CONNECTION_EXISTS": Refusal(
+        409, "The tenant has a connection of this kind already.", "Change it with PATCH, or delete it first."
+    ),
+    "CONNECTION_REFUSED": Refusal(
+        422,
+        "The vendor did not accept the connection, or could not be reached; nothing was stored.",
+        "Correct the URL or the key, as the message says.",
+    ),
     # Notifications and webhooks
     "NO_SECRET_KEY": Refusal(
         409, "The server has no key to seal secrets with.", "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."

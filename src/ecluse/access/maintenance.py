@@ -55,6 +55,7 @@ TENANT = (
     ),
     Erasure("audit configs", "audit_configs", OF_TENANT),
     Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
+    Erasure("connections", "connections", OF_TENANT),
     Erasure("mail addresses", "mail_addresses", OF_TENANT),
     Erasure("counts of mails", "mail_counts", OF_TENANT),
     Erasure("listeners", "realtime_interests", OF_TENANT),

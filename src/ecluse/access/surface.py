@@ -64,11 +64,10 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The context of a read: the request, its caller, and a connection."""
+class Asked:
+    """The request of a caller, before the database is asked."""
 
     request: Request
-    connection: Connection
 
     @property
     def caller(self) -> Caller:
@@ -93,10 +92,18 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Look(Asked):
+    """A read by a caller."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True)
 class Act(Look):
     """The context of an operation: as of a read, and the answer to give. It runs in one transaction."""
 
     answer: dict[str, Any]  # `status`, and `once`: fields of the answer that are not kept for a repetition
+    before: Any = None  # what the operation's `before` returned
 
     def answers(self, status: int, **once: Any) -> None:
         """Set the status of the answer. `once`: fields that only the first answer has, not its repetition under the
@@ -207,17 +214,22 @@ class Surface:
         status: int = 200,
         also: Mapping[int, str] | None = None,
         narrowed: bool = False,
+        before: Function | None = None,
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
         """Declare an operation, a function `async def name(act, …, body)`. `subject` names the changed record in the
         audit trail, with fields of the path and the answer; `action` None: no row is written there. `also`: other
-        statuses of the answer, with the meaning of each."""
+        statuses of the answer, with the meaning of each. `before(asked, …, body)` is called before the transaction
+        begins, for calls to a vendor; it gets the parameters of the path as text."""
 
         def declare(function: F) -> F:
             async def call(request: Request, **given: Any) -> Response:
+                prepared = None if before is None else await before(Asked(request), **given)
+
                 async def do(connection: Connection) -> Answer:
-                    act = Act(request, connection, {"status": status, "once": {}, "recorded": action is not None})
+                    answer = {"status": status, "once": {}, "recorded": action is not None}
+                    act = Act(request, connection, answer, prepared)
                     found = id_as_text(await function(act, **await _found(act, nouns, given)))
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)

@@ -107,6 +107,7 @@ async def preview_redrive_of_run(
         "NOTHING_CHOSEN",
         "NO_REDRIVE",
         "FLOW_NOT_LOADED",
+        "NO_CONNECTION",
     ),
     command=Command("runs redrive", preview="preview_redrive_of_run", follows="run_id"),
 )

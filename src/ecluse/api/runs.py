@@ -127,7 +127,7 @@ async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit
     also={200: "The key was known; nothing new was started"},
     action="run.start",
     subject="run:{run_id}",
-    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN", "BUDGET_EXCEEDED"),
+    refuses=("ALREADY_RUNNING", "CONFIG_INACTIVE", "KEY_TAKEN", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("runs start", arguments=("flow",), follows="run_id"),
 )
 async def start_run(act: Act, body: shapes.StartRun) -> Row:

@@ -116,7 +116,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     status=201,
     action="schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"),
     command=Command(
         "schedules create",
         arguments=("flow",),
@@ -215,7 +215,7 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
     status=201,
     action="schedule.run",
     subject="schedule:{schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED"),
+    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("schedules run", follows="run_id"),
 )
 async def run_schedule(

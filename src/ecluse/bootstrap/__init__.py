@@ -18,11 +18,12 @@ from ecluse.bootstrap.box import (
     Lacking,
     automation_config,
     automation_plans,
-    automation_vendors,
     lacking,
     load_flows,
     load_packages,
     transcription_config,
+    vendor_setup,
+    vendors,
 )
 from ecluse.bootstrap.keeping import keep_days, retention_rules
 from ecluse.db import embedded
@@ -206,8 +207,9 @@ def bootstrap(
         if flow.name == NOTIFICATIONS:
             return working(notify_setup(settings, dsn, secrets))
         if flow.name == "automation":
-            plans = automation_plans(settings, secrets)
-            return replace(flow, vendors=automation_vendors(settings, secrets), plans=plans)
+            return replace(flow, vendors=vendors(settings, secrets), plans=automation_plans(settings, secrets))
+        if flow.name in ("transcription", "audit"):
+            return replace(flow, vendors=vendors(settings, secrets))
         return flow
 
     by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)

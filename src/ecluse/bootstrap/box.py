@@ -25,8 +25,8 @@ from ecluse.settings import Settings
 if TYPE_CHECKING:
     from ecluse.access.secrets import Secrets
     from ecluse.flows.audits.flow import Config as AuditConfig
-    from ecluse.flows.audits.work import Access as AuditAccess
     from ecluse.flows.automation.config import Config as AutomationConfig
+    from ecluse.flows.connections.clients import Setup
     from ecluse.flows.transcriptions.config import Config
 
 
@@ -58,22 +58,47 @@ def transcription_config(settings: Settings) -> Config:
     )
 
 
+def vendor_setup(settings: Settings, secrets: Secrets | None = None) -> Setup:
+    """Return what the clients of vendors need; `secrets` decrypts the keys of connections and schedules."""
+    from ecluse.flows.connections.clients import Access, Setup
+    from ecluse.vendors.elevenlabs import Speech
+    from ecluse.vendors.llm import Price, Prices
+
+    of_input, of_output = settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION
+    other = None if of_input is None or of_output is None else Price(of_input, of_output)
+    models = {model: Price(*price) for model, price in settings.llm_prices.items()}
+    return Setup(
+        environment={
+            "crm": Access(settings.CRM_BASE_URL, _secret(settings.CRM_API_KEY)),
+            "speech": Access(settings.ELEVENLABS_BASE_URL, _secret(settings.ELEVENLABS_API_KEY)),
+            "llm": Access(settings.LLM_BASE_URL, _secret(settings.LLM_API_KEY), settings.LLM_MODEL),
+        },
+        read_secret=secrets.get if secrets else None,
+        allowed_networks=settings.allowed_networks,
+        deadlines={
+            "crm": settings.CRM_TIMEOUT_SECONDS,
+            "speech": settings.ELEVENLABS_TIMEOUT_SECONDS,
+            "llm": settings.LLM_TIMEOUT_SECONDS,
+        },
+        connections=settings.ECLUSE_HANDS,
+        speech=Speech(model=settings.ELEVENLABS_MODEL),
+        prices=Prices(models, other, settings.LLM_RESERVED_OUTPUT_TOKENS),
+        upload=settings.STT_UPLOAD == "file",
+    )
+
+
+def vendors(settings: Settings, secrets: Secrets | None = None) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
+    """Return the `vendors` of the built-in flows that call any."""
+    from ecluse.flows.connections.registry import Vendors
+
+    return partial(Vendors, vendor_setup(settings, secrets))
+
+
 def _transcription(settings: Settings) -> Flow:
     """Build the transcription flow."""
     from ecluse.flows.transcriptions.flow import Transcription
-    from ecluse.flows.transcriptions.vendors import Access, connected
 
-    config = transcription_config(settings)
-    access = Access(
-        **_crm(settings),
-        speech_url=settings.ELEVENLABS_BASE_URL,
-        speech_key=_secret(settings.ELEVENLABS_API_KEY),
-        speech_deadline=settings.ELEVENLABS_TIMEOUT_SECONDS,
-        speech=config.speech,
-        upload=settings.STT_UPLOAD == "file",
-        allowed_networks=settings.allowed_networks,
-    )
-    return Transcription(config, partial(connected, access)).flow
+    return Transcription(transcription_config(settings), vendors(settings)).flow
 
 
 def audit_config(settings: Settings) -> AuditConfig:
@@ -85,24 +110,7 @@ def audit_config(settings: Settings) -> AuditConfig:
         per_minute=settings.LLM_RATE_LIMIT_PER_MINUTE,
         call_seconds=settings.LLM_TIMEOUT_SECONDS,
         max_input_chars=settings.AUDIT_MAX_INPUT_CHARS,
-    )
-
-
-def audit_access(settings: Settings) -> AuditAccess:
-    """Return the settings of the language model."""
-    from ecluse.flows.audits.work import Access
-    from ecluse.vendors.llm import Price, Prices
-
-    of_input, of_output = settings.LLM_PRICE_INPUT_PER_MILLION, settings.LLM_PRICE_OUTPUT_PER_MILLION
-    other = None if of_input is None or of_output is None else Price(of_input, of_output)
-    models = {model: Price(*price) for model, price in settings.llm_prices.items()}
-    return Access(
-        url=settings.LLM_BASE_URL,
-        key=_secret(settings.LLM_API_KEY),
         model=settings.LLM_MODEL,
-        deadline=settings.LLM_TIMEOUT_SECONDS,
-        connections=settings.ECLUSE_HANDS,
-        prices=Prices(models, other, settings.LLM_RESERVED_OUTPUT_TOKENS),
     )
 
 
@@ -130,23 +138,7 @@ def _automation(settings: Settings, transcription: Flow) -> Flow:
     """Build the automation flow, which starts runs of `transcription`; without secrets, which `bootstrap` adds."""
     from ecluse.flows.automation.flow import Automation
 
-    vendors = automation_vendors(settings, None)
-    return Automation(automation_config(settings), audit_config(settings), transcription, vendors).flow
-
-
-def automation_vendors(
-    settings: Settings, secrets: Secrets | None
-) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
-    """Return the function that opens the vendors of the automation flow; `secrets` decrypts the CRM keys that schedules
-    have of their own."""
-    from ecluse.flows.automation.work import Access, connected
-
-    access = Access(
-        audits=audit_access(settings),
-        **_crm(settings),
-        read_secret=secrets.get if secrets else None,
-    )
-    return partial(connected, access)
+    return Automation(automation_config(settings), audit_config(settings), transcription, vendors(settings)).flow
 
 
 def automation_plans(settings: Settings, secrets: Secrets | None) -> Plans:
@@ -158,19 +150,9 @@ def automation_plans(settings: Settings, secrets: Secrets | None) -> Plans:
 
 def _audit(settings: Settings) -> Flow:
     """Build the flow of single audits."""
-    from ecluse.flows.audits.flow import Audit, connected
+    from ecluse.flows.audits.flow import Audit
 
-    return Audit(audit_config(settings), partial(connected, audit_access(settings))).flow
-
-
-def _crm(settings: Settings) -> dict[str, Any]:
-    """Return the fields of `CrmAccess`, for the flows that read the CRM."""
-    return {
-        "crm_url": settings.CRM_BASE_URL,
-        "crm_key": _secret(settings.CRM_API_KEY),
-        "crm_deadline": settings.CRM_TIMEOUT_SECONDS,
-        "connections": settings.ECLUSE_HANDS,
-    }
+    return Audit(audit_config(settings), vendors(settings)).flow
 
 
 def _secret(given: SecretStr | None) -> str | None:

@@ -254,6 +254,30 @@ async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "schedules", "none failing, none overdue")
 
 
+# The kinds that the runs of an automation schedule need; the tenant default has those of the environment.
+UNCONNECTED = """
+SELECT s.tenant_id, count(DISTINCT s.id)::int AS schedules, array_agg(DISTINCT k.kind ORDER BY k.kind) AS kinds
+FROM schedules s JOIN automation_settings a ON a.id = s.id
+CROSS JOIN LATERAL (VALUES ('crm', true), ('speech', a.run_transcription OR a.run_audits), ('llm', a.run_audits))
+    AS k(kind, needed)
+LEFT JOIN connections c ON c.tenant_id = s.tenant_id AND c.kind = k.kind
+WHERE s.tenant_id <> 'default' AND s.enabled AND s.deleted_at IS NULL AND k.needed AND c.kind IS NULL
+GROUP BY 1 ORDER BY 1
+"""
+
+
+async def _unconnected(connection: Connection) -> AsyncIterator[Finding]:
+    rows = await _rows(connection, UNCONNECTED)
+    for row in rows:
+        says = (
+            f"tenant {row.tenant_id} has no connection {', '.join(row.kinds)}: runs of {row.schedules} schedules fail"
+        )
+        do = f"`ecluse --tenant {row.tenant_id} connections create KIND --base-url URL --api-key KEY`"
+        yield Finding("warn", "vendors", says, do)
+    if not rows:
+        yield Finding("ok", "vendors", "each tenant with schedules has the connections that they need")
+
+
 UNSEALED = f"""
 SELECT (SELECT count(*) FROM notification_endpoints WHERE kind = 'webhook' AND url NOT LIKE '%{ORIGIN_ENDS}')
      + (SELECT count(*) FROM automation_settings WHERE webhook_url NOT LIKE '%{ORIGIN_ENDS}') AS urls
@@ -299,7 +323,7 @@ async def _budgets(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "budgets", f"{row.budgets} set")
 
 
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _budgets)
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _unconnected, _budgets)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

@@ -63,6 +63,13 @@ FAILURES = {
     "FORBIDDEN_URL": Failure(
         "The URL leads to an address that must not be called.", "Correct the URL, or allow the network."
     ),
+    "NO_CONNECTION": Failure(
+        "The tenant has no connection to the vendor.", "Add it: `ecluse connections create`; then redrive the run."
+    ),
+    "NO_KEY": Failure(
+        "The key of the connection, or the schedule's own, is gone.", "Set it anew, then redrive the run."
+    ),
+    "SEALED": Failure("The key of the connection is sealed, and the server has no key.", "Set ECLUSE_SECRET_KEY."),
     "NOT_CONFIGURED": Failure("The vendor is not configured.", "Set the settings that the error names, then redrive."),
     "NOT_FOUND": Failure("The vendor does not know the record.", "Check the record's id."),
     "QUOTA_EXCEEDED": Failure(
@@ -85,10 +92,8 @@ FAILURES = {
     "DETAILS_NOT_FETCHED": Failure("The details of the fiche could not be fetched.", REDRIVE),
     "GROUPE": Failure("The groupe of the fiche is not among those selected.", "Nothing, or change the selection."),
     "NO_AUDIT_CONFIGS": Failure("The automation has no active audit config.", "Create or activate one, then redrive."),
-    "NO_KEY": Failure("The schedule's own API key for the CRM is gone.", "Set it anew, then redrive the run."),
     "NO_RECORDINGS": Failure("The fiche has no recordings, and only fiches with some are selected.", "Nothing."),
     "NO_SCHEDULE": Failure("The schedule of the run does not exist any more.", "Create a schedule and trigger that."),
-    "SEALED": Failure("The schedule's own API key is sealed, and the server has no key.", "Set ECLUSE_SECRET_KEY."),
     "TOO_MANY_RECORDINGS": Failure("The fiche has more recordings than the selection allows.", "Raise the limit."),
     # Transcriptions and audits
     "AUDIO_UNAVAILABLE": Failure("The provider could not download the recording.", RETRIED),

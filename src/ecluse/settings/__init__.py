@@ -141,10 +141,12 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, Transc
     )
     CRM_BASE_URL: str | None = Field(
         None,
-        description="Base URL of the CRM, whose API is in docs/crm-api.md. Unset: runs that need the CRM fail with a "
-        "reason.",
+        description="Base URL of the CRM, whose API is in docs/crm-api.md, for the tenant `default`; other tenants "
+        "have connections (docs/connections.md). Unset: runs that need the CRM fail with a reason.",
     )
-    CRM_API_KEY: SecretStr | None = Field(None, description="API key for the CRM; a schedule may have its own.")
+    CRM_API_KEY: SecretStr | None = Field(
+        None, description="API key for the CRM, of the tenant `default`; a schedule may have its own."
+    )
     CRM_CONCURRENCY: Annotated[int, at_least(1)] = Field(
         20, description="Fiches that automation runs fetch at once, over all replicas. Minimum 1."
     )
@@ -152,7 +154,9 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, Transc
         30, description="Timeout of a call to the CRM. Minimum 0.1."
     )
     ELEVENLABS_API_KEY: SecretStr | None = Field(
-        None, description="API key for speech to text. Unset: runs that need it fail at once with a reason."
+        None,
+        description="API key for speech to text, of the tenant `default`. Unset: runs that need it fail at once with a "
+        "reason.",
     )
     ELEVENLABS_BASE_URL: str = Field("https://api.elevenlabs.io", description="Base URL of speech to text.")
     ELEVENLABS_MODEL: str = Field("scribe_v1", description="Model for transcriptions.")
@@ -164,7 +168,7 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, Transc
         description="Base URL of the language model for audits, compatible with OpenAI's API.",
     )
     LLM_API_KEY: SecretStr | None = Field(
-        None, description="API key for the language model. Unset: audits fail with a reason."
+        None, description="API key for the language model, of the tenant `default`. Unset: audits fail with a reason."
     )
     LLM_MODEL: str | None = Field(None, description="Model for audits, unless the audit config names another.")
     LLM_TIMEOUT_SECONDS: Annotated[float, at_least(0.1)] = Field(
@@ -187,8 +191,8 @@ class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, Transc
     )
     ECLUSE_ALLOWED_NETWORKS: Annotated[str, AfterValidator(_networks)] = Field(
         "",
-        description="Private networks that URLs given by users (webhooks, recordings) may reach: `10.1.0.0/16`, "
-        "separated by commas. There any port is allowed, elsewhere only 80 and 443.",
+        description="Private networks that URLs given by users (webhooks, recordings, connections) may reach: "
+        "`10.1.0.0/16`, separated by commas. There any port is allowed, elsewhere only 80 and 443.",
     )
     ECLUSE_PUBLIC_URL: str | None = Field(
         None, description="Public URL of this server, for links in mails. Unset: no links."

@@ -5,9 +5,7 @@ An unusable row does not fail the answer: it is left out and reported in `skippe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -18,8 +16,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.text import LONGEST_FOREIGN_ID
 from ecluse.vendors.http import VendorHttp, first_problem
+from ecluse.vendors.names import Names
 
+NAMES = Names("CRM_BASE_URL", "CRM_API_KEY")
 NOT_FOUND = "NOT_FOUND"
+NO_SALES = date(2000, 1, 1)  # a day whose list is short
+PING_SECONDS = 15.0
 LONGEST_CALL = 30 * 24 * 3600  # seconds; a longer duration is taken as an error
 
 
@@ -110,47 +112,32 @@ class FicheAnswer(BaseModel):
         return not self.success and NOT_FOUND in (self.message or "").upper()
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrmAccess:
-    """Settings of the CRM client: URL, key, deadline in seconds, and the largest number of connections. Without a URL
-    or a key, each call raises NOT_CONFIGURED."""
-
-    crm_url: str | None = None
-    crm_key: str | None = field(default=None, repr=False)
-    crm_deadline: float = 30
-    connections: int = 200
-
-
-@asynccontextmanager
-async def connected_crm(access: CrmAccess, now: Callable[[], datetime]) -> AsyncIterator[Crm]:
-    """Open the CRM client with these settings for the duration of the context; `now` is the clock for Retry-After
-    dates."""
-    if not access.crm_url:
-        yield Crm(None, access.crm_key)
-        return
-    deadline, connections = access.crm_deadline, access.connections
-    async with VendorHttp("crm", access.crm_url, deadline=deadline, connections=connections, now=now) as http:
-        yield Crm(http, access.crm_key)
-
-
 class Crm:
-    """Client of the CRM. `http` is None if CRM_BASE_URL is not set: then each call raises NOT_CONFIGURED. A key given
-    per call (that of a schedule) takes precedence over the general one."""
+    """Client of the CRM. Without a URL (`http` None) or a key each call raises NOT_CONFIGURED. `names`: of the settings
+    that errors advise to change."""
 
-    def __init__(self, http: VendorHttp | None, api_key: str | None) -> None:
+    def __init__(self, http: VendorHttp | None, api_key: str | None, names: Names = NAMES) -> None:
         self._http = http
         self._api_key = api_key
+        self._names = names
+        if http is not None:
+            http.hide(api_key)
 
-    async def sales(self, day: date, *, api_key: str | None = None) -> Sales:
-        """Return the fiches sold on a day, each once."""
-        http, headers = self._ready(api_key)
+    async def ping(self) -> None:
+        """Make a cheap call with the key, to find out whether the CRM accepts it."""
+        await self.sales(NO_SALES, deadline=PING_SECONDS)
+
+    async def sales(self, day: date, *, deadline: float | None = None) -> Sales:
+        """Return the fiches sold on a day, each once. `deadline`, in seconds: instead of the client's."""
+        http, headers = self._ready()
         answer = await http.call(
             "GET",
             "/sales",
             SalesAnswer,
             query={"date": day.strftime("%d/%m/%Y")},
             headers=headers,
-            explain=partial(explain, own_key=bool(api_key), listing=True),
+            deadline=deadline,
+            explain=partial(explain, names=self._names, listing=True),
         )
         rows = ({**row, "data": row} if isinstance(row, dict) else row for row in answer.fiches)
         fiches, skipped = usable(SalesFiche, "sales row", rows)
@@ -159,16 +146,16 @@ class Crm:
             by_id.setdefault(fiche.id, fiche)
         return Sales(fiches=list(by_id.values()), skipped=skipped)
 
-    async def fiche(self, fiche_id: str, *, api_key: str | None = None) -> FicheDetails:
+    async def fiche(self, fiche_id: str) -> FicheDetails:
         """Return one fiche with its recordings. Raises `PermanentError` NOT_FOUND if the CRM does not know it."""
-        http, headers = self._ready(api_key)
+        http, headers = self._ready()
         if not fiche_id.strip("."):
             raise PermanentError(f"crm: {fiche_id!r} cannot be the id of a fiche", code=NOT_FOUND)
         path = f"/fiches/{quote(fiche_id, safe='')}"
         answer = await http.call(
-            "GET", path, FicheAnswer, headers=headers, explain=partial(explain, own_key=bool(api_key), listing=False)
+            "GET", path, FicheAnswer, headers=headers, explain=partial(explain, names=self._names, listing=False)
         )
-        message = answer.message or ""
+        message = http.said(answer.message or "")
         subject = f"{http.name} GET {path}"
         if not answer.success:
             if answer.is_gone:
@@ -196,25 +183,23 @@ class Crm:
         except ValidationError as exc:
             raise TransientError(f"{subject}: information: {first_problem(exc)}", code="BAD_ANSWER") from exc
 
-    def _ready(self, own_key: str | None) -> tuple[VendorHttp, dict[str, str]]:
+    def _ready(self) -> tuple[VendorHttp, dict[str, str]]:
         """Return the HTTP client and the headers of a call; raise NOT_CONFIGURED if URL or key is missing."""
-        key = own_key or self._api_key
-        if self._http is None or not key:
-            raise PermanentError("The CRM is not configured: set CRM_BASE_URL and CRM_API_KEY.", code="NOT_CONFIGURED")
-        return self._http, {"Authorization": f"Bearer {key}"}
+        if self._http is None or not self._api_key:
+            why = f"The CRM is not configured: set {self._names.url} and {self._names.key}."
+            raise PermanentError(why, code="NOT_CONFIGURED")
+        return self._http, {"Authorization": f"Bearer {self._api_key}"}
 
 
-def explain(error: VendorError, answer: bytes, *, own_key: bool, listing: bool) -> VendorError:
-    """Add advice for the operator to the error of a refused call. `own_key`: the call used a schedule's key; `listing`:
-    it asked for a sales list."""
+def explain(error: VendorError, answer: bytes, *, names: Names, listing: bool) -> VendorError:
+    """Add advice for the operator to the error of a refused call. `listing`: it asked for a sales list."""
     if error.status in (401, 403):
-        which = "the API key of this schedule" if own_key else "CRM_API_KEY"
-        hint = f"the CRM does not accept {which}, or it has too few rights: set another one"
+        hint = f"the CRM does not accept {names.key}, or it has too few rights: set another one"
         return error.explained(f"{error.message}: {hint}")
     # NOT_FOUND is final for a fiche: only accept it from the CRM itself, not from another server at a wrong address.
     if error.status == 404 and (listing or not says_gone(answer)):
         hint = "there is no sales list here" if listing else "this is not how the CRM says that a fiche is gone"
-        return error.explained(f"{error.message}: {hint}: check CRM_BASE_URL", code="VENDOR_REFUSED")
+        return error.explained(f"{error.message}: {hint}: check {names.url}", code="VENDOR_REFUSED")
     return error
 
 

@@ -15,13 +15,18 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, RootModel
 
 from ecluse.base.errors import PermanentError, VendorError
+from ecluse.base.masking import masked
 from ecluse.base.text import storable
 from ecluse.vendors.audio import Audio
 from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.names import Names
 
+NAMES = Names("ELEVENLABS_BASE_URL", "ELEVENLABS_API_KEY")
 # The second code is that of older answers.
 CONCURRENCY = {"concurrent_limit_exceeded", "too_many_concurrent_requests"}
 QUOTA = "quota_exceeded"
+FEW_RIGHTS = "missing_permissions"  # of a key that is known, but may not make this call
+PING_SECONDS = 15.0
 
 
 class Word(BaseModel):
@@ -61,6 +66,10 @@ class SpeechAnswer(RootModel[Transcript | Channels]):
     root: Transcript | Channels = Field(union_mode="left_to_right")  # most answers are the first kind: do not try both
 
 
+class User(BaseModel):
+    """The account of a key; nothing of it is used."""
+
+
 @dataclass(frozen=True)
 class Speech:
     """Options of a transcription request: model, language code (None: detected) and whether speakers are distinguished.
@@ -72,18 +81,29 @@ class Speech:
 
 
 class ElevenLabs:
-    """Client of the speech-to-text provider. Without a key, each call raises NOT_CONFIGURED."""
+    """Client of the speech-to-text provider. Without a key, each call raises NOT_CONFIGURED. `names`: the settings that
+    errors advise to change."""
 
-    def __init__(self, http: VendorHttp, api_key: str | None, wanted: Speech) -> None:
+    def __init__(self, http: VendorHttp, api_key: str | None, wanted: Speech, names: Names = NAMES) -> None:
         self.wanted = wanted
         self._http = http
         self._api_key = api_key
+        self._names = names
+        http.hide(api_key)
+
+    async def ping(self) -> None:
+        """Make a cheap call with the key, to find out whether the provider accepts it. A key that is limited to speech
+        to text may not read its account, but is known."""
+        headers, explained = self._headers(), partial(explain, source_url="", names=self._names)
+        try:
+            await self._http.call("GET", "/v1/user", User, headers=headers, explain=explained, deadline=PING_SECONDS)
+        except PermanentError as error:
+            if FEW_RIGHTS not in error.message:
+                raise
 
     async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
         """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded `file`."""
-        if not (self._api_key or "").strip():
-            message = "Speech to text is not configured: set ELEVENLABS_API_KEY."
-            raise PermanentError(message, code="NOT_CONFIGURED")
+        headers = self._headers()
         form: dict[str, str | Audio] = {
             "model_id": self.wanted.model,
             "diarize": "true" if self.wanted.diarize else "false",
@@ -102,10 +122,17 @@ class ElevenLabs:
             "/v1/speech-to-text",
             SpeechAnswer,
             form=form,
-            headers={"xi-api-key": self._api_key or ""},
-            explain=partial(explain, source_url=source_url or ""),
+            headers=headers,
+            explain=partial(explain, source_url=source_url or "", names=self._names),
         )
         return answer.root if isinstance(answer.root, Transcript) else joined(answer.root)
+
+    def _headers(self) -> dict[str, str]:
+        """Return the headers of a call; raise NOT_CONFIGURED if the key is missing."""
+        if not (self._api_key or "").strip():
+            message = f"Speech to text is not configured: set {self._names.key}."
+            raise PermanentError(message, code="NOT_CONFIGURED")
+        return {"xi-api-key": self._api_key or ""}
 
 
 def joined(channels: Channels) -> Transcript:
@@ -135,20 +162,22 @@ def joined(channels: Channels) -> Transcript:
     )
 
 
-def explain(error: VendorError, answer: bytes, *, source_url: str) -> VendorError:
+def explain(error: VendorError, answer: bytes, *, source_url: str, names: Names) -> VendorError:
     """Set code and message of a refusal by the meaning of the provider's answer; the query of `source_url`, which is
     signed, is removed."""
     code, text = detail(answer)
-    message = f"elevenlabs: {error.status} {code}: {text}" if text else error.message
     query = urlsplit(source_url).query
     # If the vendor could not download the recording, its answer may repeat the URL with its signature.
-    message = storable(message.replace(query, "…") if query else message)
+    text, whole = masked(text), error.message
+    for spelled in {query, masked(f"?{query}")[1:]} if query else ():
+        text, whole = text.replace(spelled, "…"), whole.replace(spelled, "…")
+    message = storable(f"elevenlabs: {error.status} {code}: {text}" if text else whole)
     if error.status == 429:
         return error.explained(message, code="CONCURRENCY" if code in CONCURRENCY else "THROTTLED")
     if code == QUOTA and isinstance(error, PermanentError):
         return error.explained(f"{message} (the plan's quota is used up)", code="QUOTA_EXCEEDED")
     if error.status == 401:
-        return error.explained(f"{message} (check ELEVENLABS_API_KEY)")
+        return error.explained(f"{message} (check {names.key})")
     return error.explained(message)
 
 

@@ -1,4 +1,5 @@
-"""HTTP client for URLs supplied by users: recordings to download, webhooks to deliver.
+"""HTTP client for URLs supplied by users: recordings to download, webhooks to deliver; and the same guard for clients
+of vendors whose URL a tenant has given.
 
 Guards against SSRF: users must not reach addresses that only this machine can reach. A host name is resolved once,
 every address it resolves to is checked, and the connection goes to a checked address; each redirect is checked again.
@@ -11,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_network
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx
+from aiohttp.abc import AbstractResolver, ResolveResult
 from ssrfguard import (
     DEFAULT_DENIED,
     AddressTable,
@@ -30,6 +33,7 @@ from ssrfguard import (
     Policy,
     Reach,
     SSRFGuardError,
+    resolve,
 )
 from ssrfguard.httpx import AsyncClient
 
@@ -113,6 +117,15 @@ class GuardedHttp:
         except ForbiddenUrl as exc:
             return str(exc)
         return None
+
+    def resolver(self, url: str) -> AbstractResolver:
+        """Return a resolver for a client of this base URL, which refuses a host name that leads to an address that must
+        not be reached. Raises `PermanentError` FORBIDDEN_URL if the URL itself is refused."""
+        try:
+            policy = self._judge(url)
+        except ForbiddenUrl as exc:
+            raise PermanentError(storable(f"{origin(url)}: {exc}"), code="FORBIDDEN_URL") from exc
+        return GuardedResolver(url, policy, self._look_up)
 
     async def get(
         self, url: str, *, largest: int, deadline: float | None = None, into: IO[bytes] | None = None
@@ -219,6 +232,36 @@ class GuardedHttp:
             return self._lookups.submit(socket.getaddrinfo, *asked).result(self._connect_deadline)
         except TimeoutError as exc:
             raise socket.gaierror(socket.EAI_AGAIN, "the name server does not answer") from exc
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolver of one origin: it checks every address that the host name resolves to, as `GuardedHttp` does. (aiohttp
+    asks it for names only: an address in the URL was checked with the URL.)"""
+
+    def __init__(self, url: str, policy: Policy, look_up: Callable[..., Any]) -> None:
+        self._origin = origin(url)
+        self._target = policy.check_url(url)
+        self._ask = partial(resolve, self._target, policy=policy, resolver=look_up)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        if host.rstrip(".") != self._target.host.rstrip("."):  # a client of one base URL, without redirects
+            raise PermanentError(f"{self._origin}: it leads to another host", code="FORBIDDEN_URL")
+        try:
+            found = await asyncio.to_thread(self._ask)
+        except SSRFGuardError as exc:
+            raise PermanentError(storable(f"{self._origin}: {reason(exc)}"), code="FORBIDDEN_URL") from exc
+        return [
+            ResolveResult(
+                hostname=host, host=str(one.ip), port=port, family=one.family, proto=0, flags=socket.AI_NUMERICHOST
+            )
+            for one in found
+            if family in (socket.AF_UNSPEC, one.family)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 async def read(

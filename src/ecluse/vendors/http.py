@@ -5,6 +5,8 @@ and an escaped NUL is replaced by U+FFFD.
 
 A failure is classified by whether the request may have reached the vendor. If it was never sent it is a `NotSentError`;
 once it was sent, only a refusal by the vendor proves that nothing was done.
+
+No answer and no error has a key of the client in it (`hide`), nor what looks like another secret.
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ from aiohttp import (
     FormData,
     hdrs,
 )
+from aiohttp.abc import AbstractResolver
 from aiohttp.payload import IOBasePayload
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from yarl import URL
 
 from ecluse.base.errors import NotSentError, PermanentError, TransientError, VendorError
+from ecluse.base.masking import masked
 from ecluse.base.retry_after import parse_retry_after
 from ecluse.base.text import storable
 from ecluse.base.turnstile import Turnstile
 from ecluse.base.validation import problem
+from ecluse.vendors.hiding import HiddenKeys
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -96,7 +101,8 @@ class Sending:
 class VendorHttp:
     """HTTP client of one vendor, named `name` in messages. May be created outside an event loop; bound to the loop of
     its first call. Deadlines are in seconds, for a whole call and for connecting; a body of more than `largest_body`
-    bytes is refused; `now` is the clock for Retry-After dates."""
+    bytes is refused; `resolver` looks up host names (see `GuardedHttp.resolver`); `now` is the clock for Retry-After
+    dates."""
 
     def __init__(
         self,
@@ -108,6 +114,7 @@ class VendorHttp:
         largest_body: int = 10_000_000,
         connections: int = 200,
         headers: Mapping[str, str] | None = None,
+        resolver: AbstractResolver | None = None,
         now: Callable[[], datetime],
     ) -> None:
         self.name = name
@@ -117,9 +124,19 @@ class VendorHttp:
         self._largest_body = largest_body
         self._connections = connections
         self._headers = headers
+        self._resolver = resolver
+        self._hidden = HiddenKeys()
         self._now = now
         self._session: ClientSession | None = None
         self._turnstile = Turnstile(A_PASS)
+
+    def hide(self, key: str | None) -> None:
+        """Remove this key from all answers and errors from now on."""
+        self._hidden.add(key)
+
+    def said(self, text: str) -> str:
+        """Return what the vendor said as messages may quote it: without secrets."""
+        return self._hidden.in_text(text)
 
     async def call(
         self,
@@ -171,9 +188,12 @@ class VendorHttp:
             if response is not None:
                 response.release()  # reuses the connection only if the answer was read to its end
         await self._turnstile.go_through()
+        # Before anything is cut off: half a key is a secret, too.
+        answer = self._hidden.in_answer(answer)
         if not succeeded:
             error = refusal(subject, response.status, response.headers, answer, self._now())
-            raise error if explain is None else explain(error, bytes(answer))
+            error = error if explain is None else explain(error, bytes(answer))
+            raise error.explained(self._hidden.removed(error.message))
         if len(answer) > largest:
             message = f"{subject}: the answer is larger than {largest} bytes"
             raise PermanentError(message, code="ANSWER_TOO_LARGE", ambiguous=True)
@@ -182,7 +202,7 @@ class VendorHttp:
         try:
             return model.model_validate_json(answer, strict=True)
         except ValidationError as exc:
-            raise unreadable(subject, exc, answer) from exc
+            raise unreadable(subject, exc, self.said(excerpt(answer))) from exc
 
     async def __aenter__(self) -> Self:
         return self
@@ -198,7 +218,7 @@ class VendorHttp:
     def _open(self) -> ClientSession:
         """Open the session, on the running loop."""
         self._session = ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections),
+            connector=aiohttp.TCPConnector(limit=self._connections, resolver=self._resolver),
             # `call` enforces the total deadline, which includes waiting for a free connection; the connect deadline
             # does not.
             timeout=ClientTimeout(total=None, sock_connect=self._connect_deadline, ceil_threshold=math.inf),
@@ -223,7 +243,7 @@ def refusal(
 def _refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
-    message = storable(f"{subject}: {status} {excerpt(answer)}")
+    message = storable(f"{subject}: {status} {masked(excerpt(answer))}")
     if 300 <= status < 400:
         return PermanentError(message, code="VENDOR_REDIRECT", ambiguous=True)
     if status != 429 and 400 <= status < 500 and status not in WORTH_REPEATING:
@@ -276,10 +296,10 @@ def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) ->
     return TransientError(storable(f"{subject}: the connection was lost: {what}"), code="VENDOR_DISCONNECTED")
 
 
-def unreadable(subject: str, exc: ValidationError, answer: bytearray) -> TransientError:
-    """Return the error for an answer that is not valid for the model."""
+def unreadable(subject: str, exc: ValidationError, said: str) -> TransientError:
+    """Return the error for an answer that is not valid for the model; `said` is its beginning."""
     why = first_problem(exc, "the answer")
-    return TransientError(storable(f"{subject}: {why}: {excerpt(answer)}"), code="BAD_ANSWER")
+    return TransientError(storable(f"{subject}: {why}: {said}"), code="BAD_ANSWER")
 
 
 def first_problem(exc: ValidationError, whole: str = "it") -> str:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from decimal import ROUND_UP, Decimal
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.masking import masked
 from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.names import Names
 
 R = TypeVar("R")
 
+NAMES = Names("LLM_BASE_URL", "LLM_API_KEY", "LLM_MODEL")
+PING_SECONDS = 15.0
 PATH = "/chat/completions"
 NAME = "answer"  # of the schema; the API requires one
 LONGEST_NAME = 512  # of a call; the API requires ASCII
@@ -27,11 +32,11 @@ LONGEST_NAME = 512  # of a call; the API requires ASCII
 BYTES_PER_TOKEN = 2
 FRAMING = 200  # tokens that the API adds for roles and schema
 SMALLEST = Decimal("0.000000001")  # of an amount
-# Error codes of the API, each with our code and advice for the operator.
+# Error codes of the API, each with our code and advice for the operator; {model} is the name of the setting.
 CODES = {
     "insufficient_quota": ("QUOTA_EXCEEDED", "the account's quota is used up"),
     "context_length_exceeded": ("INPUT_TOO_LONG", "shorten it, or use a model with a larger context"),
-    "model_not_found": ("MODEL_NOT_FOUND", "check the config's model and LLM_MODEL"),
+    "model_not_found": ("MODEL_NOT_FOUND", "check the config's model and {model}"),
     "content_filter": ("CONTENT_FILTERED", "the vendor's filter refused the input"),
 }
 
@@ -55,6 +60,10 @@ class ChatAnswer(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+
+
+class Models(BaseModel):
+    """The models that a key may use; nothing of them is used."""
 
 
 class Price(NamedTuple):
@@ -91,15 +100,29 @@ class Completion(NamedTuple, Generic[R]):
 
 
 class Llm:
-    """Client of the language model. Without a key or a model, each call raises NOT_CONFIGURED."""
+    """Client of the language model. Without a key or a model, each call raises NOT_CONFIGURED. `names`: the settings
+    that errors advise to change."""
 
     def __init__(
-        self, http: VendorHttp, api_key: str | None, *, model: str | None = None, prices: Prices | None = None
+        self,
+        http: VendorHttp,
+        api_key: str | None,
+        *,
+        model: str | None = None,
+        prices: Prices | None = None,
+        names: Names = NAMES,
     ) -> None:
         self._http = http
-        self._api_key = api_key
+        self._api_key = (api_key or "").strip()
         self._model = model
         self._prices = prices or Prices()
+        self._names = names
+        http.hide(self._api_key)
+
+    async def ping(self) -> None:
+        """Make a cheap call with the key, to find out whether the vendor accepts it."""
+        headers, explained = self._headers(self._model or "any"), partial(explain, names=self._names)
+        await self._http.call("GET", "/models", Models, headers=headers, explain=explained, deadline=PING_SECONDS)
 
     def chosen(self, model: str | None) -> str:
         """Return the model that is asked if `model` is wanted; empty if none is configured."""
@@ -123,10 +146,8 @@ class Llm:
         """Ask the model, with a `system` and a `user` message, for an answer of the JSON `schema`. `read` converts the
         parsed JSON, and raises ValueError if it is not of the schema. `name` is sent as the request id by which the
         vendor's support can find this call. `model` replaces the general one."""
-        key, chosen = (self._api_key or "").strip(), self.chosen(model)
-        if not key or not chosen:
-            missing = " and ".join(knob for knob, value in (("LLM_API_KEY", key), ("LLM_MODEL", chosen)) if not value)
-            raise PermanentError(f"The language model is not configured: set {missing}.", code="NOT_CONFIGURED")
+        chosen = self.chosen(model)
+        headers = self._headers(chosen)
         wanted = {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}}
         answer = await self._http.call(
             "POST",
@@ -137,8 +158,8 @@ class Llm:
                 "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
                 "response_format": wanted,
             },
-            headers={"Authorization": f"Bearer {key}", "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
-            explain=explain,
+            headers={**headers, "X-Client-Request-Id": quote(name)[:LONGEST_NAME]},
+            explain=partial(explain, names=self._names),
         )
         usage = answer.usage or Usage()
         cost = self._prices.cost(chosen, usage.prompt_tokens, usage.completion_tokens) if answer.usage else None
@@ -149,6 +170,13 @@ class Llm:
             raise
         return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
 
+    def _headers(self, model: str | None) -> dict[str, str]:
+        """Return the headers of a call; raise NOT_CONFIGURED if the key or the model is missing."""
+        needed = ((self._names.key, self._api_key), (self._names.model, model))
+        if missing := " and ".join(name for name, value in needed if not value):
+            raise PermanentError(f"The language model is not configured: set {missing}.", code="NOT_CONFIGURED")
+        return {"Authorization": f"Bearer {self._api_key}"}
+
     def _content(self, answer: ChatAnswer, read: Callable[[Any], R]) -> R:
         """Return the content of the answer, converted by `read`; raise a `VendorError` for an unusable one."""
         subject = f"{self._http.name}: {answer.model}"
@@ -156,7 +184,7 @@ class Llm:
             raise TransientError(f"{subject} gave no answer", code="EMPTY_ANSWER")
         message, why = answer.choices[0].message, answer.choices[0].finish_reason
         if message.refusal:
-            raise PermanentError(storable(f"{subject} refused: {message.refusal}"), code="REFUSED")
+            raise PermanentError(storable(f"{subject} refused: {self._http.said(message.refusal)}"), code="REFUSED")
         if why == "content_filter":
             raise PermanentError(f"{subject}: the answer was withheld by the vendor's filter", code="CONTENT_FILTERED")
         if why == "length":
@@ -166,24 +194,25 @@ class Llm:
         try:
             return read(json.loads(message.content or ""))
         except ValueError as error:  # not JSON, or rejected by `read`
-            broken = storable(f"{subject}: the answer is not of the schema: {error}: {message.content}", 1_000)
+            said = self._http.said(f"{error}: {message.content}")
+            broken = storable(f"{subject}: the answer is not of the schema: {said}", 1_000)
             raise TransientError(broken, code="SCHEMA_BROKEN") from error
 
 
-def explain(error: VendorError, answer: bytes) -> VendorError:
+def explain(error: VendorError, answer: bytes, *, names: Names) -> VendorError:
     """Return the error for a refusal: with a code of Ecluse and advice if the vendor's code is known, otherwise with
     the vendor's text."""
     code, kind, text = detail(answer)
-    message = storable(f"llm: {error.status} {code or kind}: {text}" if text else error.message)
+    message = storable(f"llm: {error.status} {code or kind}: {masked(text)}" if text else error.message)
     known = CODES.get(code) or CODES.get(kind)
     if known is not None:
         ours, advice = known
         # Permanent even where the status is 429: no retry helps if the account's quota is used up.
-        refused = PermanentError(f"{message} ({advice})", code=ours)
+        refused = PermanentError(f"{message} ({advice.format(model=names.model)})", code=ours)
         refused.status = error.status
         return refused
     if error.status == 401:
-        return error.explained(f"{message} (check LLM_API_KEY)")
+        return error.explained(f"{message} (check {names.key})")
     return error.explained(message)
 
 

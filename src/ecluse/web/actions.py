@@ -40,6 +40,7 @@ class Said(NamedTuple):
 
 
 RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/audits"
+CONNECTIONS = "/ui/connections"
 CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
 DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
 FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
@@ -99,6 +100,32 @@ ACTIONS = {
     ),
     "cap_lane": Action(
         "Change caps", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
+    ),
+    "create_connection": Action(
+        "Connect",
+        "The vendor is called once with this key. If it accepts the key, the connection is stored.",
+        "The connection was created.",
+        "",
+        CONNECTIONS,
+    ),
+    "change_connection": Action(
+        "Edit",
+        "Connection {kind} changes for the calls that follow. A new key is tested first.",
+        "The connection was saved.",
+        "connection",
+        CONNECTIONS,
+    ),
+    "delete_connection": Action(
+        "Delete",
+        "Connection {kind} and its key are deleted. Calls that are not sent yet fail.",
+        "The connection was deleted.",
+        "connection",
+        CONNECTIONS,
+        leaves=True,
+        grave=True,
+    ),
+    "test_connection": Action(
+        "Test", "The vendor is called once with the stored key.", "The connection works.", "connection", CONNECTIONS
     ),
     "create_config": Action(
         "New config", "The config is created, in its first version.", "The config was created.", "", AUDITS

@@ -15,7 +15,7 @@ ADVICE = {
     **dict.fromkeys(("VENDOR_UNAVAILABLE", "VENDOR_UNREACHABLE", "VENDOR_DISCONNECTED", "THROTTLED"), LATER),
     **dict.fromkeys(("CRM_UNAVAILABLE", "CRM_UNSUCCESSFUL", "DETAILS_NOT_FETCHED", "CONCURRENCY"), LATER),
     **dict.fromkeys(("NOT_CONFIGURED", "UNAUTHORIZED", "FORBIDDEN", "FORBIDDEN_URL", "QUOTA_EXCEEDED"), SETTING),
-    **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY"), SETTING),
+    **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY", "NO_CONNECTION"), SETTING),
     **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE"), RECORD),
     **dict.fromkeys(("VENDOR_REFUSED", "CONTENT_FILTERED", "TRANSCRIPT_TOO_LONG", "ANSWER_TOO_LARGE"), NOTHING),
     "NO_TRANSCRIPT": "Transcribe a recording of the record first; then a redrive can heal this.",

@@ -236,7 +236,7 @@ async def test_subscribers_get_each_end_and_find_it_in_the_table(auditing, sandb
 
 @pytest.mark.parametrize(("key", "model", "knob"), [(None, "m", "LLM_API_KEY"), ("k", None, "LLM_MODEL")])
 async def test_without_a_key_or_a_model_it_fails_at_once_and_names_the_knob(auditing, one, key, model, knob):
-    w = await auditing(vendor={"key": key, "model": model})
+    w = await auditing(vendor={"llm_key": key, "llm_model": model})
     await w.fiche("1000", SAID)
     assert (await w.audit("1000", await w.config()))["status"] == "failed"
     code, error = one("SELECT error_code, error FROM audits")

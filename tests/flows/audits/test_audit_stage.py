@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from operator import attrgetter
 
 import pytest
 
 from ecluse.base.ids import item_event_id
-from ecluse.engine import Done, Item, Saved, WorkContext, load_run
+from ecluse.engine import Done, Item, Lane, Saved, WorkContext, load_run
 from ecluse.flows.audits.configs import ConfigVersion, resolve_configs
 from ecluse.flows.audits.configs import delete as delete_config
 from ecluse.flows.audits.configs import update as update_config
-from ecluse.flows.audits.flow import connected
 from ecluse.flows.audits.plan import plan_audits
 from ecluse.flows.audits.store import record_failures, save_audits
 from ecluse.flows.audits.transcripts import Transcripts
 from ecluse.flows.audits.work import audit
-from tests.support.audit_world import SAID, access, automation
+from tests.support.audit_world import SAID, automation
+from tests.support.vendor_clients import vendors_at
 
+LANE = Lane("llm")
 # As the playbook writes it.
 PLAYBOOK = (
     "SELECT id, status, fiche_cache_id, audit_config_id FROM audits WHERE automation_run_id = {} AND is_latest = true"
@@ -99,8 +99,8 @@ async def test_what_was_planned_twice_is_there_once_and_what_never_ran_is_failed
     await w.ended(run_id)
     async with w.kit.pool.connection() as connection:
         run = await load_run(connection, run_id)
-        first = await plan_audits(connection, run, ["1000", "nowhere"], [config])
-        assert await plan_audits(connection, run, ["1000", "nowhere"], [config]) == first
+        first = await plan_audits(connection, run, ["1000", "nowhere"], [config], lane=LANE)
+        assert await plan_audits(connection, run, ["1000", "nowhere"], [config], lane=LANE) == first
         assert [(item.key, item.target) for item in first] == [(f"1000-{config.id}", "1000")]
         assert query("SELECT status, is_latest FROM audits") == [("pending", False)]
         for _ in range(2):
@@ -122,9 +122,9 @@ async def test_a_result_that_is_there_is_not_paid_for_again_nor_written_over(aud
         await save_audits(connection, [Saved(item, {}, late)])
     assert query("SELECT * FROM audits") == before
     # Its worker died between the two, and another has the item in hand.
-    async with connected(access(sandbox), w.kit.clock) as vendors:
+    async with vendors_at(sandbox)(w.kit.clock) as vendors:
         context = WorkContext(vendors, w.kit.clock.now, pool=w.kit.pool)
-        done = await audit(1_000, attrgetter("auditor"), context, item)
+        done = await audit(1_000, context, item)
     ((score,),) = query("SELECT score FROM audits")
     assert done == Done({"audit_id": payload["audit_id"], "score": float(score)}, kept=None)
     assert len(w.paid()) == 1
@@ -152,7 +152,7 @@ async def test_those_who_begin_together_share_one_look(auditing, sandbox, query)
     context = WorkContext(None, w.kit.clock.now, pool=pool)
     async with w.kit.pool.connection() as connection:
         run = await load_run(connection, run_id)
-        planned = await plan_audits(connection, run, [str(n) for n in range(25)], configs)
+        planned = await plan_audits(connection, run, [str(n) for n in range(25)], configs, lane=LANE)
     items = [
         Item(n, run_id, "default", "automation", "audit", new.key, new.target, new.payload, 0, 0, 0, "k")
         for n, new in enumerate(planned)

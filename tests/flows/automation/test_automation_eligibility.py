@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.flows.automation import work
+from ecluse.flows.connections import registry
 from tests.support.automation_scenes import MONDAY, NO_AUDITS, ONLY_DETAILS, asked, known, log_rows, out_of_order, over
 from tests.support.fiche_rows import call, details, save
 from tests.support.notify_world import new_secrets
@@ -200,7 +200,7 @@ async def test_a_fiche_is_processed_under_whatever_name_the_crm_has_for_it(autom
 
 
 async def test_a_key_that_was_changed_a_moment_ago_is_asked_for(automate, monkeypatch):
-    monkeypatch.setattr(work, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(registry, "REFUSED_SECONDS", 0.0)
     secrets = new_secrets()
     world = await automate(crm={"read_secret": secrets.get})
     schedule = await world.schedule("1000", secrets=secrets, external_api_key="forbidden", **ONLY_DETAILS)

@@ -17,7 +17,6 @@ import pytest
 from ecluse.engine import VENDOR_DOWN
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.verify import audit
-from tests.support.audit_world import access
 from tests.support.automation_scenes import MONDAY, ONLY_DETAILS, over
 from tests.support.automation_world import World
 from tests.support.transcription_world import until
@@ -111,10 +110,10 @@ def behind_a_door(automate, sandbox, door) -> Make:
     async def make(breaker: dict[str, Any], vendor: str) -> World:
         url = dict.fromkeys(VENDORS, sandbox.url) | {vendor: f"http://127.0.0.1:{door.port}"}
         patience = dict.fromkeys(VENDORS, 30.0) | {vendor: 1.0}
-        model = access(sandbox, url=f"{url['llm']}/llm/v1", deadline=patience["llm"])
+        model = {"llm_url": f"{url['llm']}/llm/v1", "llm_deadline": patience["llm"]}
         crm = {"crm_url": f"{url['crm']}/crm", "crm_deadline": patience["crm"]}
         speech = {"speech_url": f"{url['elevenlabs']}/elevenlabs", "speech_deadline": patience["elevenlabs"]}
-        return await automate(crm={**crm, "audits": model}, speech={"access": {**crm, **speech}}, breaker=breaker)
+        return await automate(crm={**crm, **model}, speech={"access": {**crm, **speech}}, breaker=breaker)
 
     return make
 

@@ -7,7 +7,6 @@ import itertools
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import psycopg
 import pytest
@@ -18,9 +17,8 @@ from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
-from ecluse.flows.transcriptions.config import Config
+from ecluse.flows.transcriptions.precheck import Looks
 from ecluse.flows.transcriptions.start import start
-from ecluse.flows.transcriptions.work import transcribe
 from tests.support.fiche_rows import call, details, save
 from tests.support.runs import end_run
 from tests.support.transcription_world import FIVE, Gate, World, transcription, until
@@ -79,12 +77,11 @@ async def test_a_recording_whose_lock_was_taken_away_is_locked_again_before_the_
 
 
 async def test_a_replica_without_a_key_leaves_recordings_to_others(start_kit, sandbox, query):
-    made = transcription(sandbox)
-    lacking = replace(made.recordings, work=partial(transcribe, Config(configured=False)))
-    flow = replace(made.flow, stages=(made.refresh, made.known, lacking))
-    kit = await start_kit(flow)
+    made = transcription(sandbox, access={"speech_key": None})
+    kit = await start_kit(made.flow)
     async with kit.pool.connection() as connection:
-        await start(connection, flow, "default", ["1000"], event_ids=["transcribe-1000-1"])
+        await save(connection, ("1000", details(call("1000-1"))))
+        await start(connection, made.flow, "default", ["1000"], event_ids=["transcribe-1000-1"], refresh=False)
     waits = "SELECT status, executions FROM items WHERE stage = 'recordings' AND due_at > ecluse_now()"
     assert await until(lambda: query(waits)) == [("open", 0)]
     assert sandbox.ledger(vendor="elevenlabs", kind="call") == []
@@ -432,7 +429,9 @@ async def test_a_run_that_ends_before_the_last_look_holds_nothing_and_pays_for_n
     @asynccontextmanager
     async def late(clock):
         async with inner(clock) as vendors:
-            yield vendors._replace(looks=Late(vendors.looks))
+            looks = Late(vendors.shared(Looks))
+            vendors.shared = lambda _: looks
+            yield vendors
 
     made.flow = replace(made.flow, vendors=late)
     kit = await start_kit(made.flow, live=lives.extend)

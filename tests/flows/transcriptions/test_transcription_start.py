@@ -15,6 +15,7 @@ from ecluse.flows.transcriptions.rules import Counts
 from ecluse.flows.transcriptions.wait import transcribe
 from tests.support.fiche_rows import call, details, save
 from tests.support.transcription_world import FIVE, UNKNOWN, World, until
+from tests.support.vendor_clients import connect
 
 
 @pytest.mark.req("TRX-57", "TRX-49", "G-20", "TRX-08", "TRX-83")
@@ -143,8 +144,8 @@ async def test_only_what_is_there_and_has_no_transcript_is_a_target(world, query
 
 
 @pytest.mark.req("G-81")
-async def test_the_same_fiche_of_two_tenants_is_two_fiches(world, query):
-    query("INSERT INTO tenants (id, name, created_at) VALUES ('rival', 'rival', ecluse_now())")
+async def test_the_same_fiche_of_two_tenants_is_two_fiches(world, query, connection, sandbox):
+    await connect(connection, sandbox, "rival")
     w = await world(per_fiche=1)
     rival = World(w.kit, w.made, w.sandbox, query, tenant="rival")
     await w.pause()

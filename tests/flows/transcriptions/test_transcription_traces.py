@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from ecluse.base import trace
 from ecluse.base.clock import Clock
 from ecluse.base.trace_files import TraceFiles, TraceFolder
-from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config
+from ecluse.bootstrap import Lacking, lacking, load_flows, trace_files, transcription_config, vendor_setup
 from ecluse.settings import Settings
 from ecluse.vendors.elevenlabs import Speech
 from tests.support.transcription_world import until
@@ -154,12 +154,10 @@ def test_every_knob_reaches_what_it_is_for(monkeypatch):
     assert (retry.executions, retry.base, retry.longest) == (5, 1, 9)
 
 
-async def test_what_the_provider_is_asked_for_is_what_a_result_is_known_by(monkeypatch):
+def test_what_the_provider_is_asked_for_is_what_a_result_is_known_by(monkeypatch):
     for name, value in KNOBS.items():
         monkeypatch.setenv(name, value)
-    flow = next(flow for flow in load_flows(Settings()) if flow.name == "transcription")
-    async with flow.vendors(Clock()) as vendors:
-        assert vendors.speech.wanted == transcription_config(Settings()).speech == Speech(model="scribe_v2")
+    assert vendor_setup(Settings()).speech == transcription_config(Settings()).speech == Speech(model="scribe_v2")
 
 
 @pytest.mark.req("TRX-27", "TRX-28", "TRX-29", "TRX-30", "TRX-31", "TRX-33", "TRX-34", "TRX-38", "TRX-40", "G-87")

@@ -170,7 +170,7 @@ async def reserve(connection: Connection, wanted: Sequence[Wanted]) -> dict[int,
 async def _postpone(connection: Connection, wanted: Sequence[Wanted], found: Mapping[int, Exceeded | None]) -> None:
     """Postpone the items that wait in the stages of the refused calls, in the scope of their budgets."""
     refused = {
-        (over.key, item.flow, item.stage, one.claimed.lane_id): over
+        (over.key, item.flow, item.stage, one.claimed.item.lane_id): over
         for one in wanted
         if (over := found[(item := one.claimed.item).id]) is not None and over.others
     }

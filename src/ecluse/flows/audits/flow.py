@@ -3,13 +3,12 @@ item, without a story."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +21,7 @@ from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stag
 from ecluse.flows.audits import plan, store, work
 from ecluse.flows.audits.plan import NewAudit
 from ecluse.flows.audits.store import STAGE
-from ecluse.flows.audits.work import Access, Auditor, connected_auditor
+from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.ids import FicheId
 
 FLOW = "audit"
@@ -48,20 +47,20 @@ class Config:
     per_minute: float | None = None
     call_seconds: float = 120
     max_input_chars: int = 400_000
+    model: str | None = None  # of the environment, where an audit config names none
 
 
 def audit_stage(
     config: Config,
     *,
-    auditor: Callable[[Any], Auditor] = attrgetter("auditor"),
     max_wait: timedelta = PATIENCE,
     poll: timedelta = timedelta(seconds=20),
     rounds: int = 0,
     incomplete: str = "Audit not finished in time (timeout/stall)",
 ) -> Stage:
-    """Build the stage for items of `plan_audits`. `auditor` gets the flow's `Auditor` from its vendors (see
-    `connected_auditor`); `max_wait`, `poll` and `rounds` are settings of the stage's gate; `incomplete` is the error of
-    audits that are not finished in time. The flow must call `record_failures` when its runs end."""
+    """Build the stage for items of `plan_audits`, of a flow whose `vendors` are `connections.registry.Vendors`.
+    `max_wait`, `poll` and `rounds` are settings of the stage's gate; `incomplete` is the error of audits that are not
+    finished in time. The flow must call `record_failures` when its runs end."""
     return Stage(
         STAGE,
         Lane(
@@ -70,7 +69,7 @@ def audit_stage(
             per_second=None if config.per_minute is None else Lane.per_minute(config.per_minute),
             breaker=VENDOR_DOWN,
         ),
-        partial(work.audit, config.max_input_chars, auditor),
+        partial(work.audit, config.max_input_chars),
         save=store.save_audits,
         news=store.news,
         paid=True,
@@ -93,29 +92,17 @@ class AuditRun(BaseModel):
     use_rlm: bool = False
 
 
-class Vendors(NamedTuple):
-    """The `vendors` of the audit flow."""
-
-    auditor: Auditor
-
-
-@asynccontextmanager
-async def connected(access: Access, clock: Clock) -> AsyncIterator[Vendors]:
-    """Open the vendors of the audit flow for the duration of the context."""
-    async with connected_auditor(access, clock) as auditor:
-        yield Vendors(auditor)
-
-
 class Audit:
     """The flow `audit`, built from its settings; each of its runs is one audit, requested by hand."""
 
     def __init__(self, config: Config, vendors: Callable[[Clock], AbstractAsyncContextManager[Any]]) -> None:
+        self.config = config
         self.stage = audit_stage(config)
         self.flow = Flow(FLOW, (self.stage,), None, AuditRun, vendors=vendors, begin=self._begin, ended=_ended)
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
         """Plan the audit of each new run and open its stage. Raise NotFound or Refused if its fiche or config cannot be
-        audited."""
+        audited, and Conflict if its tenant has no connection to a model."""
         by_id = {run.id: run for run in runs}
         columns = [(run.id, run.tenant_id, run.input["fiche_id"], int(run.input["audit_config_id"])) for run in runs]
         found = await fetch_rows(connection, LOOK_UP, [list(column) for column in zip(*columns, strict=True)])
@@ -125,7 +112,8 @@ class Audit:
             _require(run, fiche, config, active)
             given = run.input
             wanted.append(NewAudit(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api"))
-        items = await plan.plan(connection, wanted)
+        await connections.require(connection, {(run.tenant_id, "llm") for run in runs})
+        items = await plan.plan(connection, wanted, self.stage.lane, self.config.model)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)
 
 

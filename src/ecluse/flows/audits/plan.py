@@ -9,8 +9,9 @@ from typing import Literal
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all
-from ecluse.engine import NewItem, Run
+from ecluse.engine import Lane, NewItem, Run
 from ecluse.flows.audits.configs import ConfigVersion
+from ecluse.flows.connections import lanes, records
 
 Trigger = Literal["automation", "api"]
 CHUNK = 1_000
@@ -28,8 +29,10 @@ ON CONFLICT ON CONSTRAINT audits_once DO NOTHING
 """
 
 PLANNED = """
-SELECT id, run_id, fiche_id, fiche_cache_id, audit_config_id, config_version, use_rlm FROM audits
-WHERE run_id = ANY(%s) ORDER BY run_id, fiche_cache_id, audit_config_id
+SELECT a.id, a.tenant_id, a.run_id, a.fiche_id, a.fiche_cache_id, a.audit_config_id, a.config_version, a.use_rlm,
+       v.snapshot ->> 'model' AS model
+FROM audits a JOIN audit_config_versions v ON v.audit_config_id = a.audit_config_id AND v.version = a.config_version
+WHERE a.run_id = ANY(%s) ORDER BY a.run_id, a.fiche_cache_id, a.audit_config_id
 """
 
 
@@ -54,28 +57,39 @@ async def plan_audits(
     fiche_ids: Sequence[str],
     configs: Sequence[ConfigVersion],
     *,
+    lane: Lane,
+    model: str | None = None,
     use_rlm: bool = False,
     schedule_id: int | None = None,
 ) -> list[NewItem]:
     """Plan an audit of every fiche with every config. Return the items, each with its row, for a stage made by
-    `audit_stage`. A fiche that is not in the cache gets none."""
+    `audit_stage`, whose lane is `lane`; `model` is that of the environment. A fiche that is not in the cache gets
+    none."""
     wanted = [
         NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
         for config in configs
     ]
-    return (await plan(connection, wanted)).get(run.id, [])
+    return (await plan(connection, wanted, lane, model)).get(run.id, [])
 
 
-async def plan(connection: Connection, wanted: Sequence[NewAudit]) -> dict[int, list[NewItem]]:
-    """Insert the audits of many runs, each once. Return the items by run id."""
+async def plan(
+    connection: Connection, wanted: Sequence[NewAudit], lane: Lane, model: str | None
+) -> dict[int, list[NewItem]]:
+    """Insert the audits of many runs, each once. Return the items by run id. Each is called in the lane,
+    beneath `lane`, of its tenant's connection and of its config's model, where that is not the connection's own."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))
         rows = await fetch_all(connection, dict, PLANNED, (sorted({one.run for one in wanted}),))
+    known = await records.of_tenants(connection, "llm", {one.tenant for one in wanted})
     items: dict[int, list[NewItem]] = {}
     for row in rows:
-        items.setdefault(row["run_id"], []).append(_item(row))
+        record = known.get(row["tenant_id"])
+        own = model if record is None else record.model
+        apart = row["model"] if row["model"] not in (None, own) else ""
+        found = _item(row)._replace(lane=lanes.lane(lane, row["tenant_id"], record, apart))
+        items.setdefault(row["run_id"], []).append(found)
     return items
 
 

@@ -256,7 +256,7 @@ async def show_audit(look: Look, audit_id: Annotated[int, Noun("audit")]) -> Row
     also={200: "The key was known; nothing new was started"},
     action="audit.start",
     subject="run:{run_id}",
-    refuses=("SCOPE", "CONFIG_INACTIVE", "BUDGET_EXCEEDED"),
+    refuses=("SCOPE", "CONFIG_INACTIVE", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("audits run", arguments=("fiche_id", "audit_config_id"), follows="run_id"),
 )
 async def start_audit(act: Act, body: NewAudit) -> Row:

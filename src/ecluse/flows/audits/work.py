@@ -3,70 +3,34 @@ commits are the engine's."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from ecluse.base.clock import Clock
 from ecluse.base.errors import PermanentError
 from ecluse.engine import Charge, Done, Item, Result, WorkContext
 from ecluse.flows.audits import prompts, quotes, steps
 from ecluse.flows.audits.quotes import Spoken
 from ecluse.flows.audits.steps import Answered, Step
 from ecluse.flows.audits.transcripts import Recording, Transcripts
-from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.llm import Llm, Prices
-
-LARGEST_ANSWER = 5_000_000  # bytes
+from ecluse.flows.connections.registry import Vendors
+from ecluse.vendors.llm import Llm
 
 
-@dataclass(frozen=True)
-class Access:
-    """Settings of the LLM vendor. Without a key or a model, each call fails with a message about that."""
-
-    url: str = "https://api.openai.com/v1"
-    key: str | None = field(default=None, repr=False)
-    model: str | None = None
-    deadline: float = 120
-    connections: int = 200
-    prices: Prices | None = None
-
-
-class Auditor(NamedTuple):
-    """The client of the model and the batched queries of audits, one per flow and process."""
-
-    llm: Llm
-    looks: Transcripts
-
-
-@asynccontextmanager
-async def connected_auditor(access: Access, clock: Clock) -> AsyncIterator[Auditor]:
-    """Open the client of the model for the duration of the context."""
-    async with VendorHttp(
-        "llm",
-        access.url,
-        deadline=access.deadline,
-        largest_body=LARGEST_ANSWER,
-        connections=access.connections,
-        now=clock.now,
-    ) as http:
-        yield Auditor(Llm(http, access.key, model=access.model, prices=access.prices), Transcripts())
-
-
-async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], context: WorkContext, item: Item) -> Result:
+async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Result:
     """Audit a fiche with one config: the work of an audit item. Without a transcript, or with more than
     `max_input_chars` of it, the item fails without a call; an audit that is completed already is not paid for again."""
-    auditor = auditor_of(context.vendors)
-    standing = await auditor.looks.look(context, item)
+    vendors: Vendors = context.vendors
+    standing = await vendors.shared(Transcripts).look(context, item)
     recordings = [recording for recording in standing.recordings if recording.text.strip()]
     text = prompts.transcript(recordings)
     asked = standing.asked
     if standing.done is None and 0 < len(text) <= max_input_chars:
-        most = auditor.llm.most(asked.model, prompts.system(asked), text)
-        await context.pay(item, charge=Charge("llm", auditor.llm.chosen(asked.model), most))
+
+        async def charge(llm: Llm) -> Charge:
+            return Charge("llm", llm.chosen(asked.model), llm.most(asked.model, prompts.system(asked), text))
+
+        await context.pay(item, charge=await vendors.llm(context, item, charge))
     result = {"audit_id": item.payload["audit_id"]}
     if standing.done is not None:
         return Done({**result, "score": float(standing.done)})
@@ -79,13 +43,17 @@ async def audit(max_input_chars: int, auditor_of: Callable[[Any], Auditor], cont
             f" {max_input_chars}.",
             code="TRANSCRIPT_TOO_LONG",
         )
-    answer = await auditor.llm.ask(
-        system=prompts.system(asked),
-        user=text,
-        schema=steps.schema(asked.steps),
-        read=partial(steps.read, asked.steps),
-        name=item.event_id,
-        model=asked.model,
+    answer = await vendors.llm(
+        context,
+        item,
+        lambda llm: llm.ask(
+            system=prompts.system(asked),
+            user=text,
+            schema=steps.schema(asked.steps),
+            read=partial(steps.read, asked.steps),
+            name=item.event_id,
+            model=asked.model,
+        ),
     )
     score = steps.score(asked.steps, [one.score for one in answer.answer])
     kept = {

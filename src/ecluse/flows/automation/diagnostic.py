@@ -10,14 +10,16 @@ from typing import Any
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_rows
-from ecluse.engine import list_lanes
 from ecluse.flows.automation.config import Config
 
 WORST = 50
-LANE = (
-    *("name", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until", "held_reason"),
-    *("down_since", "last_failure"),
-)
+# As the tenant sees them: of a lane that others use as well, not what the vendor said to their calls.
+LANES = """
+SELECT name, max_in_flight, per_second, in_flight, waiting, paused_reason, held_until,
+       CASE WHEN NOT shared THEN held_reason END AS held_reason, down_since,
+       CASE WHEN NOT shared THEN last_failure END AS last_failure
+FROM lane_list WHERE tenant_id = %s AND split_part(name, '/', 1) = ANY(%s) ORDER BY name
+"""
 
 REPLICAS = """
 SELECT id, roles, started_at, extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
@@ -66,13 +68,13 @@ def budgets(config: Config) -> Row:
 
 
 async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
-    """Return the diagnostic for a tenant: settings, budgets, lanes, replicas, schedules in trouble, and hints for the
-    operator. `lanes` names the lanes that automation uses."""
+    """Return the diagnostic for a tenant: settings, budgets, lanes, replicas, schedules in trouble, and what to do.
+    `lanes` names the lanes of the stages that automation uses; those of connections begin with these names."""
     replicas = await fetch_all(connection, dict, REPLICAS)
     given = {"tenant": tenant, "longest": setup.config.longest, "limit": WORST}
     troubled = await fetch_all(connection, dict, SCHEDULES, given)
     ((active, known),) = await fetch_rows(connection, ACTIVE, (tenant,))
-    used = [{name: lane[name] for name in LANE} for lane in await list_lanes(connection, lanes, tenant)]
+    used = await fetch_all(connection, dict, LANES, (tenant, sorted(lanes)))
     count = troubled[0]["troubled"] if troubled else 0
     return {
         "settings": dict(setup.present),
@@ -108,10 +110,12 @@ def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troub
             found.append(f"Lane {lane['name']} is paused ({lane['paused_reason']}): `ecluse lanes resume` opens it.")
         elif lane["down_since"] is not None:
             since = lane["down_since"].isoformat(timespec="seconds")
-            found.append(f"Lane {lane['name']}: vendor down since {since}: {lane['last_failure']}")
+            said = f": {lane['last_failure']}" if lane["last_failure"] else ""
+            found.append(f"Lane {lane['name']}: vendor down since {since}{said}")
         elif lane["held_until"] is not None:
             until = lane["held_until"].isoformat(timespec="seconds")
-            found.append(f"Lane {lane['name']} is held until {until}: {lane['held_reason']}.")
+            why = lane["held_reason"] or "as the vendor asked (Retry-After)"
+            found.append(f"Lane {lane['name']} is held until {until}: {why}.")
     for one in troubled:
         about = f"Schedule {one['id']} ({one['name']})"
         if one["failures"]:

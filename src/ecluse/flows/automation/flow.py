@@ -23,24 +23,20 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows, fetch_value
 from ecluse.engine import (
     VENDOR_DOWN,
-    EmitLive,
     Flow,
     Lane,
     NewItem,
-    Redispatch,
     RetryPolicy,
     Run,
     Settled,
     Stage,
-    StageProgress,
-    Wait,
     keep_open,
 )
 from ecluse.flows.audits import configs
 from ecluse.flows.audits.flow import Config as AuditConfig
 from ecluse.flows.audits.flow import audit_stage
 from ecluse.flows.audits.plan import plan_audits
-from ecluse.flows.automation import eligibility, events, select, snapshot, work
+from ecluse.flows.automation import eligibility, events, progress, select, snapshot, work
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.eligibility import FETCH
 from ecluse.flows.automation.plan import Work
@@ -48,6 +44,7 @@ from ecluse.flows.automation.schedules import AutomationPlans
 from ecluse.flows.automation.select import REVALIDATE
 from ecluse.flows.automation.start import AutomationRedrive
 from ecluse.flows.automation.transcripts import TRANSCRIBE, Transcripts
+from ecluse.flows.connections import records as connections
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
@@ -83,6 +80,7 @@ class Automation:
         vendors: Callable[[Clock], AbstractAsyncContextManager[Any]],
     ) -> None:
         self.config = config
+        self.audits = audits
         self.transcription = transcription
         self.revalidate = Stage(
             REVALIDATE,
@@ -152,7 +150,7 @@ class Automation:
         wanted = _Wanted(**await story.step("load-schedule", _begin))
         await story.phase("selection")
         if wanted.dated:
-            await story.fan_out(self.revalidate, select.days)
+            await story.fan_out(self.revalidate, partial(select.days, self.revalidate))
             await story.gate(self.revalidate)
         if await story.step("select-fiches", select.select):
             await self._take_through(story, wanted)
@@ -164,8 +162,8 @@ class Automation:
         """Lead the selected fiches through details, transcripts and audits, as far as the schedule wants them."""
         await story.phase("fetching")
         fetch = replace(self.fetch, rounds=wanted.rounds)
-        await story.fan_out(fetch, _fetches)
-        await story.gate(fetch, seen=partial(_seen, story.emit, "fetching", "Fiche details"))
+        await story.fan_out(fetch, partial(_fetches, fetch))
+        await story.gate(fetch, seen=partial(progress.seen, story.emit, "fetching", "Fiche details"))
         left = await story.step("filter-fiches", eligibility.decide, self.config.max_recordings)
         if wanted.run_transcription:
             if not await self._goes_on(story, wanted, left):
@@ -191,7 +189,7 @@ class Automation:
         transcripts = Transcripts(self.transcription, self.config, stage.rounds)
         await story.open(stage)
         await story.step("dispatch-transcriptions", transcripts.dispatch, stage.max_wait)
-        await story.gate(stage, units=transcripts, seen=partial(_seen_transcribing, story.emit, transcripts))
+        await story.gate(stage, units=transcripts, seen=partial(progress.seen_transcribing, story.emit, transcripts))
         await story.step("settle-transcriptions", transcripts.settle)
         return await story.once("left-after-transcriptions", eligibility.left)
 
@@ -209,8 +207,8 @@ class Automation:
                 return
             seconds = await story.once("audit-time-left", _time_left)
             stage = replace(stage, max_wait=timedelta(seconds=seconds))
-        await story.fan_out(stage, _audits)
-        cause = await story.gate(stage, seen=partial(_seen, story.emit, "auditing", "Audit"))
+        await story.fan_out(stage, partial(_audits, self.audits.model, stage))
+        cause = await story.gate(stage, seen=partial(progress.seen, story.emit, "auditing", "Audit"))
         if cause == "timeout":
             await story.once("say-audits-late", _log_late_audits)
 
@@ -233,6 +231,7 @@ async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
         if await snapshot.make(connection, run):
             await events.begun(connection, run)
         made = await snapshot.load(connection, run)
+    await connections.require(connection, [(run.tenant_id, kind) for kind in made.kinds])
     return _Wanted(
         dated=bool(select.days_of(made)),
         rounds=made.rounds,
@@ -248,14 +247,15 @@ def _about(run: Run) -> dict[str, Any]:
     return {"schedule_id": run.schedule_id, "due_at": run.input.get("due_at"), "has_override": has_override}
 
 
-async def _fetches(connection: Connection, run: Run) -> list[NewItem]:
+async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
     """Return a fetch item per open fiche, cached or not. The items have no target: a failed fetch does not settle its
     fiche."""
     wanted = await snapshot.load(connection, run)
     open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
     await events.log_line(connection, run, "Dispatched fiche/fetch fan-out events", fiches=len(open_), event_ids=sample)
-    return [NewItem(fiche_id, target="", payload=wanted.own_key) for fiche_id in open_]
+    lane = await wanted.crm_lane(connection, stage, run)
+    return [NewItem(fiche_id, target="", payload=wanted.own_key, lane=lane) for fiche_id in open_]
 
 
 async def _resolve(connection: Connection, run: Run) -> int:
@@ -275,8 +275,8 @@ async def _resolve(connection: Connection, run: Run) -> int:
     return len(found.configs)
 
 
-async def _audits(connection: Connection, run: Run) -> list[NewItem]:
-    """Plan the audits of the open fiches and return their items."""
+async def _audits(model: str | None, stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
+    """Plan the audits of the open fiches and return their items. `model`: that of the environment."""
     wanted = await snapshot.load(connection, run)
     resolved = await snapshot.configs_of(connection, run)
     async with connection.transaction():
@@ -286,6 +286,8 @@ async def _audits(connection: Connection, run: Run) -> list[NewItem]:
             run,
             await eligibility.open_fiches(connection, run),
             resolved,
+            lane=stage.lane,
+            model=model,
             use_rlm=wanted.selection.use_rlm,
             schedule_id=wanted.schedule_id,
         )
@@ -305,35 +307,6 @@ SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM 
 async def _time_left(connection: Connection, run: Run) -> float:
     """Return the seconds of the audit stage's time that are left after the transcripts."""
     return float(await fetch_value(connection, TIME_LEFT, (run.id, TRANSCRIBE)))
-
-
-async def _seen(
-    emit: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
-) -> None:
-    """Log and emit the progress of a gate at each poll, and log when missing items are sent again. `phase` is the phase
-    of the run, `what` names the stage in the log."""
-    done = look.succeeded + look.ignored
-    if phase == "auditing":
-        counted = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
-    else:
-        counted = f"{done}/{look.expected}"
-    await events.log_line(connection, run, f"{what} progress: {counted}")
-    emit([events.progress(run, phase, done, look.expected, look.failed)])
-    if isinstance(decision, Redispatch) and phase == "fetching":
-        message = "Fiche details stalled; retrying incomplete fetches"
-        await events.log_line(connection, run, message, "warning", round=decision.round)
-    if isinstance(decision, Redispatch) and phase == "auditing":
-        message = f"Audits stalled; sending the missing ones again (round {decision.round})"
-        await events.log_line(connection, run, message, "warning", missing=look.expected - done)
-
-
-async def _seen_transcribing(
-    emit: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
-) -> None:
-    """Log and emit the progress of the transcription gate; start runs for fiches that other runs left unfinished."""
-    await _seen(emit, "transcribing", "Transcription", connection, run, look, decision)
-    if isinstance(decision, Wait):
-        await transcripts.take_over(connection, run, look.round)
 
 
 LATE_AUDITS = """

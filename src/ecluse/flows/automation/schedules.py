@@ -13,7 +13,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.masking import origin_of
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row, fetch_value
 from ecluse.engine import (
     Fired,
     Flow,
@@ -29,7 +29,11 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.plan import Changes, Plan, Work, WorkChanges, changed, times_of
 from ecluse.flows.automation.queries import with_fiche_ids
-from ecluse.flows.automation.selection_model import Selection
+from ecluse.flows.automation.selection_model import Selection, kinds_needed
+from ecluse.flows.connections import lanes
+from ecluse.flows.connections import records as connections
+from ecluse.flows.connections.records import Kind
+from ecluse.flows.connections.records import schedule_secret_name as secret_name
 from ecluse.notify import addresses
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name, schedule_url_name
@@ -75,11 +79,6 @@ KEPT = Aged(
 SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 
-def secret_name(schedule_id: int) -> str:
-    """Return the name under which a schedule's own CRM key is stored encrypted."""
-    return f"schedule:{schedule_id}"
-
-
 @dataclass(frozen=True)
 class AutomationPlans(Plans):
     """Storage of the plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook;
@@ -109,6 +108,11 @@ class AutomationPlans(Plans):
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
     ) -> Row:
         await self._check(connection, new.tenant_id, plan, known)
+        if known is None and new.enabled:
+            # Refused here, where a person can act on it: its runs would fail night after night. A schedule that is
+            # there can be changed and disabled all the same.
+            needed = kinds_needed(plan.run_transcription, plan.run_audits)
+            await connections.require(connection, [(new.tenant_id, kind) for kind in needed])
         columns = {"id": schedule_id, **times_of(plan, new.cron), **_columns(plan)}
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
         sets = ", ".join(f"{name} = excluded.{name}" for name in columns)
@@ -129,6 +133,8 @@ class AutomationPlans(Plans):
         return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
 
     async def forget(self, connection: Connection, schedule_id: int) -> None:
+        tenant = await fetch_value(connection, "SELECT tenant_id FROM schedules WHERE id = %s", (schedule_id,))
+        await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
         await connection.execute(FORGET_KEY, (schedule_id,))
         await connection.execute(FORGET, (schedule_id,))
 
@@ -211,6 +217,11 @@ def selection_of(row: Row) -> Selection:
     return Selection.model_validate({name: row[SELECTION + name] for name in Selection.model_fields})
 
 
+def kinds_of(row: Row) -> list[Kind]:
+    """Return the kinds of connections that the runs of a stored schedule need."""
+    return kinds_needed(row["run_transcription"], row["run_audits"])
+
+
 def plan_of(row: Row) -> Plan:
     """Return the plan of a stored schedule, without the API key, which is never shown."""
     names = [name for name in Plan.model_fields if name in row]
@@ -274,6 +285,7 @@ async def _seal(
 
     if key is None:
         await sealed.delete(connection, tenant, secret_name(schedule_id))
+        await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
     elif secrets is None:
         raise _no_key("external_api_key is kept sealed")
     else:

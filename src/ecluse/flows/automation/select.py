@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_row, fetch_rows
-from ecluse.engine import NewItem, Run, keep_open, note_errors, select_targets
+from ecluse.engine import NewItem, Run, Stage, keep_open, note_errors, select_targets
 from ecluse.flows.automation import events, snapshot
 from ecluse.flows.automation.selection_model import Selection, crm_date, dates_to_query
 from ecluse.flows.automation.snapshot import Snapshot
@@ -104,9 +104,9 @@ def days_of(wanted: Snapshot) -> list[date]:
     return dates_to_query(wanted.selection, wanted.due, wanted.timezone)
 
 
-async def days(connection: Connection, run: Run) -> list[NewItem]:
-    """Return an item for each day to request from the CRM, and log it. The items are not targets, and need not
-    succeed."""
+async def days(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
+    """Return an item of this stage for each day to request from the CRM, and log it. The items are not targets, and
+    need not succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
     await events.log_line(
@@ -114,7 +114,8 @@ async def days(connection: Connection, run: Run) -> list[NewItem]:
     )
     message = f"Revalidating fiche cache for {len(dates)} date(s) before automation"
     await events.log_line(connection, run, message)
-    return [NewItem(day.isoformat(), target="", payload=wanted.own_key, group=f"run-{run.id}") for day in dates]
+    lane = await wanted.crm_lane(connection, stage, run)
+    return [NewItem(day.isoformat(), "", wanted.own_key, f"run-{run.id}", lane) for day in dates]
 
 
 async def select(connection: Connection, run: Run) -> int:

@@ -8,7 +8,7 @@ its days.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime, timedelta
 from math import ceil
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import EitherSpelling, Partial, partial_of, readable
+from ecluse.flows.connections.records import Kind
 from ecluse.flows.fiches.ids import why_not
 
 Mode = Literal["date_range", "manual", "filter"]
@@ -205,11 +206,17 @@ def nothing_warning(selection: Selection) -> str | None:
     return "No fiche is given: the run will complete without doing anything."
 
 
-def missing_warning(unset: Sequence[str], transcribes: bool, audits: bool) -> str | None:
-    """Return a warning that names the knobs in `unset` without which such a run cannot succeed; None if there are
-    none."""
-    wanted = {"CRM_": True, "ELEVENLABS_": transcribes or audits, "LLM_": audits}
-    missing = [name for name in unset if any(on and name.startswith(vendor) for vendor, on in wanted.items())]
+def kinds_needed(transcribes: bool, audits: bool) -> list[Kind]:
+    """Return the kinds of connections that a run needs. Audits need transcripts, too."""
+    wanted: dict[Kind, bool] = {"crm": True, "speech": transcribes or audits, "llm": audits}
+    return [kind for kind, needed in wanted.items() if needed]
+
+
+def missing_warning(unset: Sequence[str], kinds: Collection[Kind]) -> str | None:
+    """Return a warning that names those of the `unset` knobs that belong to connections of these kinds; None if there
+    are none."""
+    knobs: dict[Kind, str] = {"crm": "CRM_", "speech": "ELEVENLABS_", "llm": "LLM_"}
+    missing = [name for name in unset if any(name.startswith(knobs[kind]) for kind in kinds)]
     return f"Not set on this server: {', '.join(missing)}. The run will fail without them." if missing else None
 
 

@@ -12,10 +12,12 @@ from psycopg.types.json import Jsonb
 from ecluse.base.errors import NonRetriableError
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_one, fetch_row, fetch_rows, fetch_value
-from ecluse.engine import Run
+from ecluse.engine import Lane, Run, Stage
 from ecluse.flows.audits.configs import ConfigVersion
 from ecluse.flows.automation.schedules import selection_of
-from ecluse.flows.automation.selection_model import Override, Selection, merged, parsed
+from ecluse.flows.automation.selection_model import Override, Selection, kinds_needed, merged, parsed
+from ecluse.flows.connections import lanes
+from ecluse.flows.connections.records import Kind
 
 SETTINGS = (
     "run_transcription", "skip_if_transcribed", "transcription_priority", "run_audits", "use_automatic_audits",
@@ -70,10 +72,20 @@ class Snapshot:
         return self.max_retries if self.retry_failed else 0
 
     @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of connections that the run needs."""
+        return kinds_needed(self.run_transcription, self.run_audits)
+
+    @property
     def own_key(self) -> dict[str, Any] | None:
         """Payload that tells an item to use the schedule's own API key (its name, never the key); None if it has
         none."""
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
+
+    async def crm_lane(self, connection: Connection, stage: Stage, run: Run) -> Lane | None:
+        """Return the lane of the key that the run reads the CRM with; None: the stage's own."""
+        apart = lanes.of_schedule(self.schedule_id) if self.has_key else ""
+        return (await lanes.of_tenants(connection, "crm", stage.lane, [run.tenant_id], apart))[run.tenant_id]
 
 
 async def make(connection: Connection, run: Run) -> bool:

@@ -34,7 +34,7 @@ from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
 from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS
-from ecluse.flows.automation.schedules import load, selection_of
+from ecluse.flows.automation.schedules import kinds_of, load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
     MOST_FICHES,
@@ -46,6 +46,7 @@ from ecluse.flows.automation.selection_model import (
     nothing_warning,
     truncation_warning,
 )
+from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.ids import is_fiche_id
 
 NO_CONFIGS = (
@@ -113,6 +114,7 @@ async def start(
             why = f"Schedule {schedule_id} is switched off: switch it on (is_active)."
             raise Conflict(why, code="SCHEDULE_INACTIVE")
         merged(selection_of(row), override)  # raises InvalidInput
+        await connections.require(connection, [(tenant, kind) for kind in kinds_of(row)])
         started = await fire_by_hand(
             connection,
             tenant,
@@ -174,7 +176,7 @@ async def warnings(
     resolved = await resolve_configs(connection, tenant, row["specific_audit_configs"], row["use_automatic_audits"])
     found = (
         nothing_warning(selection),
-        missing_warning(config.unset, row["run_transcription"], row["run_audits"]),
+        missing_warning(config.unset, await connections.of_environment(connection, tenant, kinds_of(row))),
         None if resolved.configs or not row["run_audits"] else NO_CONFIGS,
         truncation_warning(selection),
         budget_warning(left, config.per_minute, max_wait, knob),

@@ -112,7 +112,7 @@ surface.listing(
     status=201,
     action="automation_schedule.create",
     subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED", "NO_CONNECTION"),
     command=Command(
         "schedules create automation",
         options=OPTIONS,
@@ -186,7 +186,7 @@ async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> R
     answer=shapes.Triggered,
     action="automation_schedule.trigger",
     subject="schedule:{body.schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "BUDGET_EXCEEDED"),
+    refuses=("SCHEDULE_INACTIVE", "BUDGET_EXCEEDED", "NO_CONNECTION"),
 )
 async def trigger_automation(act: Act, body: shapes.Trigger) -> Row:
     """Run a schedule now, even if other runs of it are open, possibly over other fiches than it selects. If a list is

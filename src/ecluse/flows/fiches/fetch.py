@@ -80,11 +80,11 @@ class Fetched(NamedTuple):
     details: Mapping[str, Any] | None
 
 
-async def fetch_fiche(crm: Crm, fiche_id: str, *, api_key: str | None = None) -> Row:
+async def fetch_fiche(crm: Crm, fiche_id: str) -> Row:
     """Fetch a fiche from the CRM, even if it is cached. Return `{"found": True, "details": {…}}`, or `{"found": False}`
     for a fiche that is gone, which is an answer, not a failure."""
     try:
-        details = await crm.fiche(fiche_id, api_key=api_key)
+        details = await crm.fiche(fiche_id)
     except PermanentError as error:
         if error.code != GONE:
             raise

@@ -17,7 +17,7 @@ class Config:
     of a recording; `max_wait` limits the wait of callers for a run; `stall` is the time after which a run counts as
     stalled. `prices` are per minute of audio, by model; a recording of unknown length counts as `default_length`."""
 
-    configured: bool = False  # a speech-to-text API key is set
+    configured: bool = False  # the environment has an API key for speech to text
     speech: Speech = field(default_factory=Speech)
     fiche_concurrency: int = 10
     recording_concurrency: int = 10

@@ -34,6 +34,8 @@ from ecluse.engine import (
     hold_for_runs,
     open_stage,
 )
+from ecluse.flows.connections import lanes
+from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.fetch import Fetched, save_details
 from ecluse.flows.fiches.ids import FicheId
 from ecluse.flows.transcriptions import events, plan, rules, store, traces, watchdog, work
@@ -132,8 +134,10 @@ class Transcription:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Open the first stage of new runs. Each run must get the lease on its fiche; if one does not, raise Taken, and
-        none begins."""
+        """Open the first stage of new runs. Each run must get the lease on its fiche, and its tenant must have
+        connections to the vendors; if one does not, raise Taken or Conflict, and none begins."""
+        tenants = {run.tenant_id for run in runs}
+        await connections.require(connection, [(tenant, kind) for tenant in tenants for kind in ("crm", "speech")])
         fiches = [run.input["fiche_id"] for run in runs]
         await connection.execute(PUT_RUNS, ([run.id for run in runs], [run.tenant_id for run in runs], fiches))
         locks = [(run.id, run.tenant_id, rules.fiche_lock(run.input["fiche_id"])) for run in runs]
@@ -142,12 +146,14 @@ class Transcription:
             if held[tenant, key] != run_id:
                 raise Taken(key.rpartition(":")[2], held[tenant, key])
         # Without a speech-to-text key every run refreshes: that stage fails at once with the reason.
-        at_once = {run.id for run in runs if not self._refreshes(run)}
+        with_key = tenants if self.config.configured else await connections.of_tenants(connection, "speech", tenants)
+        at_once = {run.id for run in runs if run.tenant_id in with_key and not run.input["refresh"]}
         at_once -= set(await fetch_column(connection, UNFETCHED, (list(at_once),)))
         later = [run for run in runs if run.id not in at_once]
+        lane = await lanes.of_tenants(connection, "crm", self.refresh.lane, tenants)
         for priority in sorted({run.input["priority"] for run in later}):
             first = [
-                (run, [NewItem(run.input["fiche_id"], target="", payload=dict(run.input))])
+                (run, [NewItem(run.input["fiche_id"], "", dict(run.input), lane=lane[run.tenant_id])])
                 for run in later
                 if run.input["priority"] == priority
             ]
@@ -160,10 +166,6 @@ class Transcription:
         if at_once:
             known = [run for run in runs if run.id in at_once]
             await plan.plan(connection, known, self.known, self.recordings, self.config)
-
-    def _refreshes(self, run: Run) -> bool:
-        """Return True if the run begins with a fetch of its fiche."""
-        return run.input["refresh"] or not self.config.configured
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
         """Store the fetched fiches and plan their runs. Used as the `save` of the stage `refresh`."""

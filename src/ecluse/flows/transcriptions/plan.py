@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_rows
-from ecluse.engine import Event, NewItem, Run, Stage, hold_for_runs, open_stage, select_targets, write_events
+from ecluse.engine import Event, Lane, NewItem, Run, Stage, hold_for_runs, open_stage, select_targets, write_events
+from ecluse.flows.connections import lanes
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.config import Config
 from ecluse.flows.transcriptions.rules import Counts
@@ -63,9 +64,11 @@ class Plan(NamedTuple):
     def priority(self) -> Any:
         return self.run.input["priority"]
 
-    def items(self, paid: Collection[tuple[str, bytes]], needs_no_call: bool | None) -> list[NewItem]:
-        """Return the items of the plan: those that need no call (True), those for the provider (False), or all
-        (None)."""
+    def items(
+        self, paid: Collection[tuple[str, bytes]], needs_no_call: bool | None, lane: Lane | None = None
+    ) -> list[NewItem]:
+        """Return the items that need no call (True), those for the provider (False), or all (None). `lane`: see
+        `NewItem`."""
         made = []
         for index, target in enumerate(self.targets, 1):
             is_paid = (self.run.tenant_id, target.key) in paid
@@ -79,7 +82,8 @@ class Plan(NamedTuple):
                     "paid": target.key.hex() if is_paid else None,
                 }
                 # Fiche ids are unique per tenant only.
-                made.append(NewItem(target.call_id, payload=payload, group=f"{self.run.tenant_id}/{self.fiche_id}"))
+                group = f"{self.run.tenant_id}/{self.fiche_id}"
+                made.append(NewItem(target.call_id, payload=payload, group=group, lane=lane))
         return made
 
 
@@ -101,11 +105,13 @@ async def plan(
     if locks:
         await hold_for_runs(connection, locks)
     await select_targets(connection, {one.run.id: one.items(paid, None) for one in plans})
+    lane = await lanes.of_tenants(connection, "speech", recordings.lane, {run.tenant_id for run in runs})
     for priority in sorted({one.priority for one in plans}):
         some = [one for one in plans if one.priority == priority]
         here = [(one.run, items) for one in some if (items := one.items(paid, True))]
         await open_stage(connection, known, here, priority=priority)
-        await open_stage(connection, recordings, [(one.run, one.items(paid, False)) for one in some], priority=priority)
+        there = [(one.run, one.items(paid, False, lane[one.run.tenant_id])) for one in some]
+        await open_stage(connection, recordings, there, priority=priority)
     await write_events(connection, [event for one in plans for event in _events_of(one)])
     for one in plans:
         _trace(one, config)

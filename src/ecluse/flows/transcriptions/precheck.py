@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
-from ecluse.engine import Item, hold_for_runs, lock_open
+from ecluse.engine import BatchedQuery, Item, hold_for_runs, lock_open
 from ecluse.flows.transcriptions import rules
 
 LOOK = """
@@ -29,6 +29,13 @@ class Standing(NamedTuple):
     url: str  # from the latest fetch: an older signed URL may have expired
     holder: int | None  # the run that holds its lock; None: the item's own run has ended, or a process holds it
     seconds: float | None = None  # its length, as the CRM says
+
+
+class Looks(BatchedQuery[Standing]):
+    """The check, shared by items."""
+
+    def __init__(self) -> None:
+        super().__init__(look)
 
 
 async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:

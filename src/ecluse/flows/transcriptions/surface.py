@@ -208,7 +208,7 @@ LOGS = Listing(
     answer=BatchAnswer,
     action="transcription.start",  # one row: its request id is the correlation id of the runs
     subject="fiches:{queued}",
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
 async def transcribe_batch(act: Act, body: Batch) -> Row:
@@ -244,7 +244,7 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     answer=Queued,
     action="transcription.start",
     subject="run:{run_id}",
-    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED"),
+    refuses=("SCOPE", "INVALID_PRIORITY", "RATE_LIMITED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     command=Command("transcriptions start", follows="run_id"),
 )
 async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority = "normal") -> Row:

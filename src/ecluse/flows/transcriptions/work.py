@@ -10,26 +10,29 @@ from typing import Any
 
 from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
 from ecluse.engine import Charge, Done, EphemeralEvent, Item, Postponed, Result, WorkContext
+from ecluse.flows.connections.registry import Vendors
 from ecluse.flows.fiches.fetch import fetch_fiche
 from ecluse.flows.transcriptions import rules, traces
 from ecluse.flows.transcriptions.chunks import derive
 from ecluse.flows.transcriptions.config import Config
-from ecluse.flows.transcriptions.vendors import Vendors
-from ecluse.vendors.elevenlabs import Transcript
+from ecluse.flows.transcriptions.precheck import Looks
+from ecluse.vendors.audio import AudioSource
+from ecluse.vendors.elevenlabs import ElevenLabs, Transcript
 
 LOCKED_SECONDS = 5.0
 UNCONFIGURED_SECONDS = 60.0
 
 
-async def refresh(config: Config, context: WorkContext, item: Item) -> Result:
+async def refresh(context: WorkContext, item: Item) -> Result:
     """Fetch a fiche again from the CRM. The work of the stage `refresh`."""
-    if not config.configured:
+    vendors: Vendors = context.vendors
+    if not await vendors.has_key(context, item, "speech"):
         raise NonRetriableError(
             "There is no key for speech-to-text: set ELEVENLABS_API_KEY and start again.", code=rules.NOT_CONFIGURED
         )
     tracer, began = traces.orchestrator(item, item.key), time.monotonic()
     tracer.step("force-refresh-fiche", execution=item.executions + 1)
-    answer = await fetch_fiche(context.vendors.crm, item.key)
+    answer = await vendors.crm(context, item, lambda crm: fetch_fiche(crm, item.key))
     tracer.done("force-refresh-fiche", time.monotonic() - began, not_found=not answer["found"])
     if not answer["found"]:
         raise PermanentError(f"The CRM has no fiche {item.key} (404).", code="NOT_FOUND")
@@ -46,12 +49,13 @@ async def known(_: WorkContext, item: Item) -> Result:
 async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
     """Have the provider transcribe a recording. The work of the stage `recordings`. No call is made if the recording
     has a transcript by now, or if another run holds its lock (then the item is postponed)."""
-    if not config.configured:
+    vendors: Vendors = context.vendors
+    if not await vendors.has_key(context, item, "speech"):
         # The key is missing in this process only; another replica may have it.
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
         return Postponed(context.now() + timedelta(seconds=UNCONFIGURED_SECONDS), why)
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
-    standing = await context.vendors.looks.look(context, item)
+    standing = await vendors.shared(Looks).look(context, item)
     if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
         charge = Charge("elevenlabs", config.speech.model, config.cost(standing.seconds))
         await context.pay(item, rules.recording_lock(fiche_id, item.key), charge)
@@ -78,7 +82,7 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", payload)])
     began = time.monotonic()
     tracer.step("speech-to-text")
-    speech = await _have_written(context.vendors, standing.url)
+    speech = await vendors.speech(context, item, partial(_have_written, vendors.audio, standing.url))
     tracer.done("speech-to-text", time.monotonic() - began, characters=len(speech.text))
     chunks = derive(speech.text, speech.words)
     return Done(
@@ -95,13 +99,12 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
     )
 
 
-async def _have_written(vendors: Vendors, url: str) -> Transcript:
-    """Return the transcript of the recording at this URL. Depending on the vendors, the provider fetches the recording,
-    or it is downloaded and uploaded here."""
-    if vendors.audio is None:
-        return await vendors.speech.transcribe(source_url=url)
+async def _have_written(audio: AudioSource | None, url: str, speech: ElevenLabs) -> Transcript:
+    """Return the transcript of the recording at this URL; with `audio` it is downloaded and uploaded."""
+    if audio is None:
+        return await speech.transcribe(source_url=url)
     try:
-        file = await vendors.audio.download(url)
+        file = await audio.download(url)
     # The store of the recordings is not the provider, which has not been called yet: the provider's lane stays open,
     # and nothing was paid for.
     except TransientError as error:
@@ -109,13 +112,13 @@ async def _have_written(vendors: Vendors, url: str) -> Transcript:
     except PermanentError as error:
         raise PermanentError(error.message, code=error.code, ambiguous=False) from error
     with file.content:
-        return await vendors.speech.transcribe(file=file)
+        return await speech.transcribe(file=file)
 
 
 def bound(config: Config) -> dict[str, Any]:
     """Return the work functions by stage name."""
     return {
-        rules.REFRESH: partial(refresh, config),
+        rules.REFRESH: refresh,
         rules.KNOWN: known,
         rules.RECORDINGS: partial(transcribe, config),
     }

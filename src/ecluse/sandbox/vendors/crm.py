@@ -18,7 +18,7 @@ any other      unknown, 404
 Recording k (from 1) has the call id ``{id}-{k}`` and a signed URL at the sandbox's own ``/audio``. The groupe is
 ``GROUPES[id % 4]``, the attribution_user_id the number ``100 + id % 20``. A day's list has 20 to 40 rows, the same
 whenever it is asked for: normal fiches but for row 6 (9100 to 9199), row 12 (9200 to 9299) and row 18 (9300 to 9399);
-every seventh row lacks its groupe. On the 13th of a month one row more has no id.
+every seventh row lacks its groupe. On the 13th of a month one row more has no id. Before 2001 nothing was sold.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Crm:
         except ValueError:
             return self.error(422, "bad_date", "date must be DD/MM/YYYY")
         rows: list[dict[str, object]] = []
-        for position in range(1, 21 + pick(self._seed, day) % 21):
+        for position in range(1, 21 + pick(self._seed, day) % 21) if day.year > 2000 else ():
             drawn = pick(self._seed, day, position)
             first, size = {6: (9100, 100), 12: (9200, 100), 18: (9300, 100)}.get(position, (1000, 8000))
             fiche_id = first + drawn % size
@@ -94,7 +94,7 @@ class Crm:
                 row["groupe"] = GROUPES[fiche_id % len(GROUPES)]
             if all(row["id"] != other["id"] for other in rows):
                 rows.append(row)
-        if day.day == 13:
+        if day.day == 13 and rows:
             rows.append({"nom": "sans fiche", "statut": "vendu"})
         return json_answer({"fiches": rows})
 

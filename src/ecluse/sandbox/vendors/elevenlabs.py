@@ -4,7 +4,7 @@ The answer depends on the recording alone, which is the last part of the ``sourc
 file, without its extension: that is also the ``ref`` in the ledger. Each answer is charged: one entry of kind ``paid``.
 The URL is not fetched. Both kinds of 429 come from caps (``concurrency``, or a rate) and from ``throttle`` rules
 (``"concurrency": true``); other refusals come from rules: ``{"kind": "refused", "status": 401, "code":
-"quota_exceeded"}``.
+"quota_exceeded"}``. ``GET /v1/user`` answers with the account of a key; the key ``speech-only`` may not read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from ecluse.sandbox.vendor import Answer, Call, json_answer
 
-ROUTE = "/v1/speech-to-text"
+ROUTE, USER = "/v1/speech-to-text", "/v1/user"
 MODELS = ("scribe_v1", "scribe_v2")
 # The sandbox's codes of refusals decided around a vendor -> this vendor's codes.
 CODES = {
@@ -61,10 +61,15 @@ class ElevenLabs:
         return json_answer({"detail": detail}, status)
 
     def handle(self, call: Call) -> Answer:
-        if call.path != ROUTE or call.method != "POST":
+        if (call.method, call.path) not in (("POST", ROUTE), ("GET", USER)):
             return json_answer({"detail": "Not Found"}, 404)
-        if call.headers.get("xi-api-key", "") in ("", "invalid"):
+        key = call.headers.get("xi-api-key", "")
+        if key in ("", "invalid"):
             return self.error(401, "invalid_api_key", "Invalid API key")
+        if call.path == USER and key == "speech-only":
+            return self.error(401, "missing_permissions", "The API key lacks the permission user_read")
+        if call.path == USER:
+            return json_answer({"user_id": "sandbox", "subscription": {"tier": "creator"}})
         form = form_of(call)
         if "model_id" not in form:
             missing = {"type": "missing", "loc": ["body", "model_id"], "msg": "Field required", "input": None}

@@ -7,7 +7,8 @@ is invented. Without a schema, the answer is a sentence.
 
 The ``ref`` in the ledger is the caller's ``X-Client-Request-Id``. Each answer is charged: one entry of kind ``paid``.
 Unusable answers come from rules: ``chat_refusal``, ``chat_length``, ``chat_filtered``, ``chat_broken``, ``chat_empty``;
-an empty account from ``{"kind": "refused", "status": 429, "code": "insufficient_quota"}``.
+an empty account from ``{"kind": "refused", "status": 429, "code": "insufficient_quota"}``. ``GET /v1/models`` lists
+the models.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from ecluse.sandbox.vendor import Answer, Call, json_answer
 
-ROUTE = "/v1/chat/completions"
+ROUTE, MODELS = "/v1/chat/completions", "/v1/models"
 # The sandbox's codes of refusals decided around a vendor -> this vendor's codes.
 CODES = {
     "rate_limited": "rate_limit_exceeded",
@@ -55,11 +56,14 @@ class Llm:
         return answer
 
     def handle(self, call: Call) -> Answer:
-        if call.path != ROUTE or call.method != "POST":
+        if (call.method, call.path) not in (("POST", ROUTE), ("GET", MODELS)):
             return self.error(404, "unknown_url", f"Unknown request URL: {call.method} {call.path}.")
         scheme, _, key = call.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or key in ("", "invalid"):
             return self.error(401, "invalid_api_key", "Incorrect API key provided.")
+        if call.path == MODELS:
+            models = [{"id": name, "object": "model", "owned_by": "sandbox"} for name in ("gpt-4.1", "gpt-4.1-mini")]
+            return json_answer({"object": "list", "data": models})
         try:
             body = json.loads(call.body)
             model, messages = body["model"], body["messages"]

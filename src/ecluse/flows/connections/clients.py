@@ -1,0 +1,148 @@
+"""Clients of vendors, made from a connection: of a tenant's record, of the environment, or with a schedule's own key.
+The URL of a record was given by a user, so its client is guarded against SSRF; those of the environment are the
+operator's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ecluse.access.tenants import DEFAULT
+from ecluse.base.errors import NotFound, PermanentError
+from ecluse.db.connect import Connection
+from ecluse.flows.connections import records
+from ecluse.flows.connections.records import Kind
+from ecluse.vendors import crm, elevenlabs, llm
+from ecluse.vendors.crm import Crm
+from ecluse.vendors.elevenlabs import ElevenLabs, Speech
+from ecluse.vendors.guarded import GuardedHttp
+from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.llm import Llm, Prices
+from ecluse.vendors.names import Names
+
+R = TypeVar("R")
+ReadSecret = Callable[[Connection, str, str], Awaitable[str]]
+Adapter = Crm | ElevenLabs | Llm
+
+NAMED = {"crm": "crm", "speech": "elevenlabs", "llm": "llm"}  # in messages and lanes
+LARGEST = {  # bytes of an answer
+    "crm": 10_000_000,
+    "speech": 100_000_000,  # hours of words, each with timestamps
+    "llm": 5_000_000,
+}
+NAMES: Mapping[Kind, Names] = {"crm": crm.NAMES, "speech": elevenlabs.NAMES, "llm": llm.NAMES}
+DEADLINES: Mapping[Kind, float] = {"crm": 30.0, "speech": 600.0, "llm": 120.0}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where a vendor is, and the key for it. Two that are equal need one client. `names`: how errors name its settings;
+    None: by the names of the knobs. `guarded`: the URL was given by a user."""
+
+    url: str | None = None
+    key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    names: Names | None = None
+    guarded: bool = False
+
+
+def of_record(kind: Kind, base_url: str, key: str, model: str | None) -> Access:
+    where = f"of the connection {kind}"
+    names = Names(f"the base_url {where}", f"the api_key {where}", f"the model {where}")
+    return Access(base_url, key, model, names, guarded=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What clients need besides their connection. `environment` has the connections of the tenant `default`;
+    `read_secret` decrypts the keys of records and schedules; `connections` of a client at most at once; `upload`:
+    Ecluse downloads the recordings and uploads them to the provider."""
+
+    environment: Mapping[Kind, Access] = field(default_factory=dict)
+    read_secret: ReadSecret | None = None
+    allowed_networks: Sequence[str] = ()
+    deadlines: Mapping[Kind, float] = field(default_factory=lambda: DEADLINES)
+    connections: int = 200
+    speech: Speech = field(default_factory=Speech)
+    prices: Prices | None = None
+    upload: bool = False
+
+    async def access(self, connection: Connection, tenant: str, kind: Kind, schedule: int | None = None) -> Access:
+        """Return the access of a tenant, with the key of a schedule if it has one of its own. Raises `PermanentError`
+        if there is none, or its key cannot be read."""
+        found = (await records.of_tenants(connection, kind, [tenant])).get(tenant)
+        if found is not None:
+            key = await self._secret(connection, tenant, records.secret_name(kind))
+            access = of_record(kind, found.base_url, key, found.model)
+        elif tenant == DEFAULT:
+            access = self.environment.get(kind) or Access()
+        else:
+            lacking = records.no_connection(tenant, [kind])
+            raise PermanentError(lacking.message, code=lacking.code)
+        if schedule is None:
+            return access
+        key = await self._secret(connection, tenant, records.schedule_secret_name(schedule))
+        names = (access.names or NAMES[kind])._replace(key="the API key of this schedule")
+        return replace(access, key=key, names=names)
+
+    async def _secret(self, connection: Connection, tenant: str, name: str) -> str:
+        whose = "schedule's own" if name.startswith("schedule:") else "connection's"
+        if self.read_secret is None:
+            message = f"The {whose} API key is sealed, and there is no ECLUSE_SECRET_KEY here."
+            raise PermanentError(message, code="SEALED")
+        try:
+            return await self.read_secret(connection, tenant, name)
+        except NotFound as error:
+            message = f"The {whose} API key is not there any more: give it anew."
+            raise PermanentError(message, code="NO_KEY") from error
+
+
+class Client:
+    """An open client; `calls` counts those in flight. `now` is the clock for Retry-After dates."""
+
+    def __init__(
+        self, setup: Setup, kind: Kind, access: Access, guard: GuardedHttp, now: Callable[[], datetime]
+    ) -> None:
+        self.access = access
+        self.calls = 0
+        self.retired = False
+        self._http = None
+        if access.url:
+            self._http = VendorHttp(
+                NAMED[kind],
+                access.url,
+                deadline=setup.deadlines[kind],
+                largest_body=LARGEST[kind],
+                connections=setup.connections,
+                resolver=guard.resolver(access.url) if access.guarded else None,
+                now=now,
+            )
+        self.adapter = _adapter(setup, kind, access, self._http)
+
+    async def call(self, call: Callable[[Any], Awaitable[R]]) -> R:
+        self.calls += 1
+        try:
+            return await call(self.adapter)
+        finally:
+            self.calls -= 1
+            if self.retired:
+                await self.retire()
+
+    async def retire(self) -> None:
+        """Close the client as soon as no call is in flight; no new call begins."""
+        self.retired = True
+        if not self.calls and self._http is not None:
+            await self._http.close()
+
+
+def _adapter(setup: Setup, kind: Kind, access: Access, http: VendorHttp | None) -> Adapter:
+    names = access.names or NAMES[kind]
+    if kind == "crm":
+        return Crm(http, access.key, names)
+    if http is None:
+        raise PermanentError(f"{records.VENDORS[kind]} has no URL here.", code="NOT_CONFIGURED")
+    if kind == "speech":
+        return ElevenLabs(http, access.key, setup.speech, names)
+    return Llm(http, access.key, model=access.model, prices=setup.prices, names=names)

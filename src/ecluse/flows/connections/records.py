@@ -1,0 +1,125 @@
+"""Connections as stored: one per tenant and kind; the key is sealed in `secrets`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+
+from ecluse.access.tenants import DEFAULT
+from ecluse.base.errors import Conflict, NotFound
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
+
+Kind = Literal["crm", "speech", "llm"]
+KINDS: tuple[Kind, ...] = ("crm", "speech", "llm")
+VENDORS = {"crm": "the CRM", "speech": "speech to text", "llm": "the language model"}
+ADD = "`ecluse connections create KIND --base-url URL --api-key KEY` (POST /api/connections)"
+
+CHANGEABLE = ("base_url", "model", "max_in_flight", "per_minute", "api_key_ends")
+LOAD = "SELECT * FROM connections WHERE tenant_id = %s AND kind = %s"
+OF_TENANTS = """
+SELECT tenant_id, base_url, model, max_in_flight, per_minute FROM connections WHERE kind = %s AND tenant_id = ANY(%s)
+"""
+KNOWN = "SELECT tenant_id, kind FROM connections WHERE tenant_id = ANY(%s)"
+PUT = """
+INSERT INTO connections (tenant_id, kind, base_url, model, max_in_flight, per_minute, api_key_ends,
+                         created_by, created_at, updated_by, updated_at)
+SELECT %(tenant)s, %(kind)s, %(base_url)s, %(model)s, %(max_in_flight)s, %(per_minute)s, %(api_key_ends)s,
+       %(by)s, now, %(by)s, now FROM (SELECT ecluse_now() AS now) clock RETURNING *
+"""
+# By compare-and-set: what was tested is what was read.
+CHANGE = f"""
+UPDATE connections SET {", ".join(f"{name} = %({name})s" for name in CHANGEABLE)}, updated_by = %(by)s,
+    updated_at = greatest(ecluse_now(), updated_at + interval '1 microsecond')
+WHERE tenant_id = %(tenant)s AND kind = %(kind)s AND updated_at = %(read_at)s RETURNING *
+"""  # noqa: S608 - our own names
+
+
+@dataclass(frozen=True)
+class Record:
+    """A stored connection, as flows need it."""
+
+    tenant_id: str
+    base_url: str
+    model: str | None
+    max_in_flight: int | None
+    per_minute: float | None
+
+
+def secret_name(kind: Kind) -> str:
+    """Return the name under which the key of a connection is sealed."""
+    return f"connection:{kind}"
+
+
+def schedule_secret_name(schedule_id: int) -> str:
+    """Return the name under which a schedule's own CRM key is sealed."""
+    return f"schedule:{schedule_id}"
+
+
+async def of_tenants(connection: Connection, kind: Kind, tenants: Collection[str]) -> dict[str, Record]:
+    """Return the connections of this kind that these tenants have."""
+    rows = await fetch_all(connection, Record, OF_TENANTS, (kind, sorted(set(tenants))))
+    return {one.tenant_id: one for one in rows}
+
+
+async def require(connection: Connection, needed: Collection[tuple[str, Kind]]) -> None:
+    """Raise Conflict NO_CONNECTION if a tenant lacks a connection that its runs need. The tenant `default` has those of
+    the environment, and calls say what is missing there."""
+    others = {one for one in needed if one[0] != DEFAULT}
+    if not others:
+        return
+    rows = await fetch_rows(connection, KNOWN, (sorted({tenant for tenant, _ in others}),))
+    lacking = sorted(others - {(tenant, kind) for tenant, kind in rows})
+    if lacking:
+        tenant = lacking[0][0]
+        raise no_connection(tenant, [kind for one, kind in lacking if one == tenant])
+
+
+async def of_environment(connection: Connection, tenant: str, kinds: Collection[Kind]) -> list[Kind]:
+    """Return those of the kinds whose connection the tenant has by the environment."""
+    if tenant != DEFAULT:
+        return []
+    stored = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
+    return [kind for kind in kinds if kind not in stored]
+
+
+def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
+    named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
+    return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code="NO_CONNECTION")
+
+
+async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
+    """Return the row of a connection. Raises NotFound."""
+    row = await fetch_one(connection, dict, LOAD, (tenant, kind))
+    if row is None:
+        raise NotFound(f"there is no connection {kind}")
+    return row
+
+
+async def create(connection: Connection, tenant: str, kind: Kind, values: Row, by: str) -> Row:
+    try:
+        async with connection.transaction():
+            found = await fetch_one(connection, dict, PUT, {**values, "tenant": tenant, "kind": kind, "by": by})
+    except psycopg.errors.UniqueViolation as error:
+        message = f"There is a connection {kind} already: change it, or delete it first."
+        raise Conflict(message, code="CONNECTION_EXISTS") from error
+    assert found is not None  # noqa: S101 - as RETURNING says
+    return found
+
+
+async def change(connection: Connection, known: Row, changes: Row, by: str) -> Row:
+    """Change a connection that was read as `known`. Raises Conflict if it has changed since then."""
+    values = {name: changes.get(name, known[name]) for name in CHANGEABLE}
+    which: dict[str, Any] = {"tenant": known["tenant_id"], "kind": known["kind"], "read_at": known["updated_at"]}
+    found = await fetch_one(connection, dict, CHANGE, {**values, **which, "by": by})
+    if found is None:
+        raise Conflict(f"Connection {known['kind']} was changed or deleted meanwhile: read it again.")
+    return found
+
+
+async def delete(connection: Connection, tenant: str, kind: Kind) -> None:
+    await load(connection, tenant, kind)
+    await connection.execute("DELETE FROM connections WHERE tenant_id = %s AND kind = %s", (tenant, kind))

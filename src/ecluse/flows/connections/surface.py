@@ -1,0 +1,307 @@
+"""What the API, the command line and the pages offer of connections. A connection is tested before it is stored: a
+cheap call with its key, with no transaction open. Keys are never answered."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, StringConstraints
+
+from ecluse.access import secrets as sealed
+from ecluse.access.envelope import Refused
+from ecluse.access.listing import Listing
+from ecluse.access.secrets import Secrets
+from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
+from ecluse.access.wire import Body, Page, Shape
+from ecluse.base.errors import InvalidInput, NotFound, VendorError
+from ecluse.base.text import storable
+from ecluse.db.query import Row
+from ecluse.flows.connections import lanes, records
+from ecluse.flows.connections.clients import Access, Client, Setup, of_record
+from ecluse.flows.connections.records import KINDS, Kind
+from ecluse.vendors.guarded import GuardedHttp
+
+surface = Surface("connections")
+READ, WRITE, ONE = "vendors.read", "vendors.write", "/api/connections/{kind}"
+SHORTEST_SHOWN = 20  # characters of a key of which the last four may be shown: the others are too many to guess
+CLEARS = "null: as the server's knobs say."
+
+Url = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000),
+    Field(examples=["https://crm.example.com/api"]),
+]
+Key = Annotated[SecretStr, Field(min_length=1, max_length=5_000, examples=["sk-…"])]
+Model = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$", examples=["gpt-4.1"])]
+Count = Annotated[int, Field(ge=1, le=1_000_000, examples=[20])]
+Rate = Annotated[float, Field(ge=0.01, le=6_000_000, allow_inf_nan=False, examples=[60])]
+
+
+class Limits(Body):
+    model: Model | None = Field(None, description="Of the kind `llm`: for audits whose config names no model.")
+    max_in_flight: Count | None = Field(None, description=f"Calls at once, over all replicas. {CLEARS}")
+    per_minute: Rate | None = Field(None, description=f"Calls started per minute, over all replicas. {CLEARS}")
+
+
+class NewConnection(Limits):
+    kind: Kind
+    base_url: Url
+    api_key: Key = Field(description="Sealed, and never shown.")
+
+
+class ChangedConnection(Limits):
+    """Fields that are left out stay as they are. A new `base_url` needs the `api_key` again: a stored key is sent only
+    to the URL that it was given for."""
+
+    base_url: Url | None = None
+    api_key: Key | None = None
+
+
+class ConnectionRow(Shape):
+    tenant_id: str = Field(examples=["acme"])
+    kind: Kind
+    base_url: str = Field(examples=["https://crm.example.com/api"])
+    model: str | None
+    max_in_flight: int | None
+    per_minute: float | None
+    api_key_ends: str | None = Field(
+        examples=["3f9a"], description="The last characters of the key; null if it is too short to show any."
+    )
+    created_by: str
+    created_at: datetime
+    updated_by: str
+    updated_at: datetime
+
+
+class ConnectionPageBase(Page):
+    environment: list[Kind] = Field(
+        description="Kinds without a connection here that the tenant `default` has by the server's environment."
+    )
+
+
+class TestedConnection(Shape):
+    kind: Kind
+    works: Literal[True]
+
+
+class DeletedConnection(Shape):
+    kind: Kind
+    deleted: Literal[True]
+
+
+CONNECTIONS = Listing("connections", ConnectionRow, "connections", READ, order=("kind",), base=ConnectionPageBase)
+
+
+async def _kind(_: Look, text: str) -> str:
+    return _known(text)
+
+
+KindInPath = Annotated[str, Noun("connection", _kind)]
+
+
+async def _environment(look: Look) -> Row:
+    given = [kind for kind, access in _setup(look).environment.items() if access.key]
+    return {"environment": await records.of_environment(look.connection, look.tenant, given)}
+
+
+surface.listing(
+    "/api/connections",
+    CONNECTIONS,
+    check=_environment,
+    list_connections="List the connections of the tenant to vendors, by kind; never their keys.",
+    command=Command(
+        "connections list",
+        columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "updated_at"),
+        empty="no connections: `ecluse connections create KIND --base-url URL --api-key KEY`",
+    ),
+)
+
+
+@surface.read(ONE, needs=READ, answer=ConnectionRow, command=Command("connections show"))
+async def show_connection(look: Look, kind: KindInPath) -> Row:
+    """Show one connection, without its key."""
+    return await records.load(look.connection, look.tenant, kind)  # type: ignore[arg-type]
+
+
+async def _try_new(asked: Asked, body: NewConnection) -> None:
+    _secrets(asked)
+    _check_model(body.kind, body.model)
+    key = body.api_key.get_secret_value()
+    await _try(asked, body.kind, of_record(body.kind, _address(asked, body.base_url), key, body.model))
+
+
+@surface.operation(
+    "POST",
+    "/api/connections",
+    needs=WRITE,
+    answer=ConnectionRow,
+    status=201,
+    before=_try_new,
+    action="connection.create",
+    subject="connection:{kind}",
+    refuses=("NO_SECRET_KEY", "CONNECTION_EXISTS", "CONNECTION_REFUSED"),
+    command=Command(
+        "connections create",
+        arguments=("kind",),
+        example="ecluse connections create crm --base-url https://crm.example.com/api --api-key …",
+    ),
+)
+async def create_connection(act: Act, body: NewConnection) -> Row:
+    """Add a connection of this tenant, after a call to the vendor with its key. If the vendor refuses, nothing is
+    stored."""
+    key = body.api_key.get_secret_value()
+    given = {**body.model_dump(exclude={"kind", "api_key"}), "base_url": body.base_url.rstrip("/")}
+    row = await records.create(
+        act.connection, act.tenant, body.kind, {**given, "api_key_ends": _ends(key)}, act.caller.name
+    )
+    await _secrets(act).put(act.connection, act.tenant, records.secret_name(body.kind), key)
+    return row
+
+
+async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
+    """Return the connection as it was read, after a test of what has changed of it."""
+    which = _known(kind)
+    async with asked.kit.pool.connection() as connection:
+        known = await records.load(connection, asked.tenant, which)
+    _check_model(which, body.model)
+    url = known["base_url"] if body.base_url is None else _address(asked, body.base_url)
+    if body.api_key is not None:
+        _secrets(asked)
+        await _try(asked, which, of_record(which, url, body.api_key.get_secret_value(), known["model"]))
+    elif url != known["base_url"]:
+        raise InvalidInput("api_key: give it again with a new base_url: the stored key is not sent to another URL")
+    return known
+
+
+@surface.operation(
+    "PATCH",
+    ONE,
+    needs=WRITE,
+    answer=ConnectionRow,
+    before=_try_changed,
+    action="connection.change",
+    subject="connection:{kind}",
+    refuses=("NO_SECRET_KEY", "CONNECTION_REFUSED", "CONFLICT"),
+    command=Command("connections update", example="ecluse connections update llm --model gpt-4.1-mini"),
+)
+async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection) -> Row:
+    """Change a connection; a new key is tested first. Every replica uses it within a few seconds."""
+    given = body.model_dump(exclude_unset=True, exclude={"api_key"})
+    if given.get("base_url") is not None:
+        given["base_url"] = given["base_url"].rstrip("/")
+    else:
+        given.pop("base_url", None)
+    if body.api_key is not None:
+        key = body.api_key.get_secret_value()
+        given["api_key_ends"] = _ends(key)
+        await _secrets(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
+    row = await records.change(act.connection, act.before, given, act.caller.name)
+    own = (await records.of_tenants(act.connection, _known(kind), [act.tenant]))[act.tenant]
+    await lanes.change(act.connection, act.kit.flows, _known(kind), own)
+    return row
+
+
+@surface.operation(
+    "DELETE",
+    ONE,
+    needs=WRITE,
+    answer=DeletedConnection,
+    action="connection.delete",
+    subject="connection:{kind}",
+    command=Command("connections delete"),
+)
+async def delete_connection(act: Act, kind: KindInPath) -> Row:
+    """Delete a connection and its key. Calls that are not sent yet fail with NO_CONNECTION; those of the tenant
+    `default` use the server's environment."""
+    await records.delete(act.connection, act.tenant, _known(kind))
+    await sealed.delete(act.connection, act.tenant, records.secret_name(_known(kind)))
+    await lanes.retire(act.connection, _known(kind), act.tenant)
+    return {"kind": kind, "deleted": True}
+
+
+async def _try_stored(asked: Asked, kind: str) -> None:
+    which = _known(kind)
+    try:
+        async with asked.kit.pool.connection() as connection:
+            access = await _setup(asked).access(connection, asked.tenant, which)
+    except VendorError as error:
+        if error.code == "NO_CONNECTION":
+            raise NotFound(f"there is no connection {kind}") from error
+        raise _refused(error) from error
+    await _try(asked, which, access)
+
+
+@surface.operation(
+    "POST",
+    ONE + "/test",
+    needs=WRITE,
+    answer=TestedConnection,
+    before=_try_stored,
+    action="connection.test",
+    subject="connection:{kind}",
+    refuses=("CONNECTION_REFUSED",),
+    command=Command("connections test"),
+)
+async def test_connection(act: Act, kind: KindInPath) -> Row:  # noqa: ARG001 - `before` has tested it
+    """Make a cheap call to the vendor with the stored key."""
+    return {"kind": kind, "works": True}
+
+
+async def _try(asked: Asked, kind: Kind, access: Access) -> None:
+    """Make a cheap call to the vendor. Raises Refused with what the vendor, or the way to it, says."""
+    setup = _setup(asked)
+    guard = GuardedHttp(setup.allowed_networks)
+    try:
+        client = Client(setup, kind, access, guard, asked.kit.clock.now)
+        try:
+            await client.call(lambda vendor: vendor.ping())
+        finally:
+            await client.retire()
+    except VendorError as error:
+        raise _refused(error) from error
+    finally:
+        await guard.close()
+
+
+def _refused(error: VendorError) -> Refused:
+    return Refused(422, "CONNECTION_REFUSED", f"The connection does not work, nothing was stored: {error.message}")
+
+
+def _address(asked: Asked, url: str) -> str:
+    """Return the URL without a slash at its end. Raises InvalidInput if it may not be used."""
+    if (why := asked.state.guard.refuse_reason(url)) is not None:
+        raise InvalidInput(f"base_url: {why}")
+    if urlsplit(url).query or urlsplit(url).fragment:
+        raise InvalidInput("base_url: it must not have a query or a fragment")
+    return url.rstrip("/")
+
+
+def _check_model(kind: Kind, model: str | None) -> None:
+    if model is not None and kind != "llm":
+        raise InvalidInput(f"model: a connection of kind {kind} has none")
+
+
+def _known(text: str) -> Kind:
+    found = next((kind for kind in KINDS if kind == text), None)
+    if found is None:
+        raise NotFound(f"there is no connection {storable(text, 50)}: a kind is one of {', '.join(KINDS)}")
+    return found
+
+
+def _ends(key: str) -> str | None:
+    return key[-4:] if len(key) >= SHORTEST_SHOWN else None
+
+
+def _setup(asked: Asked) -> Setup:
+    setup: Setup = asked.state.connections
+    return setup
+
+
+def _secrets(asked: Asked) -> Secrets:
+    keys: Secrets | None = asked.state.secrets
+    if keys is None:
+        why = "API keys are kept sealed, and there is no key here to seal with"
+        raise Refused(409, "NO_SECRET_KEY", f"{why}: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE.")
+    return keys
