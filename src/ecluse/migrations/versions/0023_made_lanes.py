@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0023"
-down_revision = "0026"
+down_revision = "0022"
 
 MADE = """
 ALTER TABLE lanes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0025"
-down_revision = "0022"
+down_revision = "0023"
 
 COUNTED = """
 ALTER TABLE automation_settings ADD COLUMN fiche_ids_given integer NOT NULL
