@@ -87,6 +87,8 @@ def refused() -> Iterator[tuple[str, int, str]]:
                 match [one.value for one in node.args if isinstance(one, ast.Constant)]:
                     case [int() as status, str() as code, *_] if 400 <= status < 600 and re.fullmatch("[A-Z_]+", code):
                         yield path.name, status, code
+                    case [str() as code, *_] if getattr(node.func, "id", "") in ("refused", "_refused"):
+                        yield path.name, 429, code  # by a limit
 
 
 def test_every_refusal_has_the_status_of_its_code():
