@@ -313,7 +313,10 @@ def test_a_run_says_what_will_fail_which_days_are_missing_and_how_often_a_line_w
     plain = shared_api.get(f"/api/runs/{run}").json
     assert plain["will_fail"] == {"count": 1, "codes": {"NO_URL": 1}}
     assert plain["selection_incomplete"] == "lacks"
-    assert f"602,,,,false,NO_URL: {NO_URL} (602-2)" in shared_api.get(f"/api/runs/{run}/outcomes.csv").body.decode()
+    assert (
+        f'"602","","","","false","NO_URL: {NO_URL} (602-2)"'
+        in shared_api.get(f"/api/runs/{run}/outcomes.csv").body.decode()
+    )
     for path, name in ((f"{RUNS}/{run}/logs", "logs"), (f"/api/runs/{run}/log", "log")):
         (line,) = [line for line in shared_api.get(path).json[name] if line["count"] > 1]
         assert line["message"] == "28 × model down (601, 602)"  # noqa: RUF001 - as it is told

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.api_server import FLOW, add_tenant, new_key, serving
+from tests.support.api_server import FLOW, add_connections, add_tenant, new_key, serving
 
 KNOBS = {
     "ECLUSE_LIMIT_KEY_REQUESTS": 100,
@@ -30,7 +30,7 @@ def limited(shared_dsn):
 def tenant(limited, shared_dsn):
     """A tenant of the test's own, whose keys have used nothing yet."""
     name = f"tenant-{next(NAMES)}"
-    add_tenant(shared_dsn, name)
+    add_connections(shared_dsn, name)
     return lambda role="operator": limited.with_key(new_key(shared_dsn, role, name))
 
 

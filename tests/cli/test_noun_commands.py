@@ -52,7 +52,7 @@ def test_tenants_and_keys_are_made_listed_and_taken_away_and_the_trail_tells(ope
     refused(operator(*acme, "keys", "list", ECLUSE_KEY=made["key"]), "FORBIDDEN")
     operator.done(*acme, "keys", "revoke", made["id"])
     assert operator.done(*acme, "keys", "list", "--state", "revoked")["keys"][0]["id"] == made["id"]
-    operator.done("tenants", "disable", "acme", "--reason", "unpaid")
+    operator.done("tenants", "disable", "acme", "--reason", "unpaid", "--yes")
     refused(operator(*acme, "runs", "start", "hello"), "TENANT_DISABLED")
     operator.done("tenants", "enable", "acme")
     trail = operator.done("trail")["entries"] + operator.done(*acme, "trail")["entries"]

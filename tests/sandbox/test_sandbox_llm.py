@@ -129,4 +129,4 @@ async def test_what_is_not_a_request_is_refused(http: Client, body: bytes) -> No
 
 
 async def test_there_is_nothing_else(http: Client) -> None:
-    assert (await http.get("llm/v1/models")).status == 404
+    assert (await http.get("llm/v1/files")).status == 404

@@ -135,8 +135,8 @@ def test_a_run_is_started_again_and_ended_with_a_preview_and_a_reason(desk, fill
     expect(page.locator("#done")).to_contain_text(f"Run {run_id} was ended.")
     expect(page.locator(".verdict")).to_contain_text("cancelled")
     expect(page.locator(".verdict")).to_contain_text("not needed <b>now</b>")
-    assert fill(TRAIL, f"run:{run_id}") == "run.end"
-    reason = "SELECT reason FROM audit_trail WHERE subject = %s"
+    assert fill(TRAIL, f"run:{run_id}") == "run.start run.end"
+    reason = "SELECT reason FROM audit_trail WHERE subject = %s AND action = 'run.end'"
     assert fill(reason, f"run:{run_id}") == "not needed <b>now</b>"
 
 

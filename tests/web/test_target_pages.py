@@ -107,7 +107,7 @@ def test_the_outcomes_are_linked_as_a_file(reader, ended_run, pages_dsn):
     assert f'href="/ui/runs/{run_id}/outcomes.csv" download' in reader.get(f"/ui/runs/{run_id}").body.decode()
     answer = reader.get(f"/ui/runs/{run_id}/outcomes.csv")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/csv; charset=utf-8; header=present")
-    assert "a,failed,BAD,'=1+1" in answer.body.decode()
+    assert '"a","failed","BAD","\'=1+1"' in answer.body.decode()
     theirs = reader.with_key(new_key(pages_dsn, "admin", "rival"))
     assert theirs.get(f"/ui/runs/{run_id}/outcomes.csv").status == 404
 

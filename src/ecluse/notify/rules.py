@@ -30,7 +30,7 @@ ADDRESS = re.compile(
     r"(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+"
 )
 LONGEST_ADDRESS = 254
-ONLY_SHOWN = "this is how it is shown, not what it is; give it in full, or leave it out"
+ONLY_SHOWN = "this is the URL as it is shown, with its end hidden; give the full URL, or leave the field out"
 ENDS = re.compile(r"[./](completed|failed|transcribed)$")  # types of events that tell the end of their run
 
 # Backoff of 5 s, 20 s, 80 s, 5 min, 21 min, 85 min, 5.7 h, 8 h, 8 h: a day in total.

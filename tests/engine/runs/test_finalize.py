@@ -36,6 +36,7 @@ from ecluse.engine.lead.story import Story
 from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.engine.work.completion import end_by_operator
 from tests.support.engine_flows import (
+    NO_SHARE,
     PATIENCE,
     TAKE_OVER,
     Shop,
@@ -365,7 +366,14 @@ async def test_an_item_claimed_just_when_its_gate_gives_up_is_not_tried_again_ei
         run = await board.run(["a"])
         query("INSERT INTO replicas (id, host, pid) VALUES ('one', 'here', 1)")
         async with worker.transaction():
-            assert len(await claim_items(worker, Claimant("one", ["test/work"], [1]), [lane], 1, capped=False)) == 1
+            assert (
+                len(
+                    await claim_items(
+                        worker, Claimant("one", ["test/work"], [1]), [lane], 1, capped=False, left=NO_SHARE
+                    )
+                )
+                == 1
+            )
             giving_up = asyncio.create_task(end_gate(gate, run, stage(), "timeout"))
             await asyncio.wait([giving_up], timeout=0.3)
         await giving_up

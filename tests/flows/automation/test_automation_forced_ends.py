@@ -132,7 +132,7 @@ async def test_a_story_that_has_not_heard_of_the_end_starts_nothing_more(trouble
     with pytest.raises(RunEnded):  # of which it had looked up before the end
         await transcripts._start(connection, run, ["1000"], "normal", 0)
     with pytest.raises(RunEnded):
-        await story._audits(connection, run)
+        await story._audits(None, world.flow.stage("audit"), connection, run)
     with pytest.raises(RunEnded):
         await open_units(connection, run, replace(waits, name="other"))
     assert (query("SELECT count(*) FROM runs"), query("SELECT count(*) FROM audits")) == (before, [(0,)])

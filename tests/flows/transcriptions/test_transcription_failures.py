@@ -19,6 +19,7 @@ from ecluse.engine.work.completion import sweep
 from ecluse.flows.transcriptions import rules
 from ecluse.flows.transcriptions.precheck import Looks
 from ecluse.flows.transcriptions.start import start
+from tests.support.engine_flows import NO_SHARE
 from tests.support.fiche_rows import call, details, save
 from tests.support.runs import end_run
 from tests.support.transcription_world import FIVE, Gate, World, transcription, until
@@ -355,7 +356,7 @@ async def test_no_minute_has_more_starts_than_the_cap_over_all_fiches_and_replic
         await connection.execute(SET_CLOCK, (noon + timedelta(seconds=second),))
         for replica in replicas:
             claimant = Claimant(replica, ["transcription/recordings"], [1])
-            taken = await claim_items(connection, claimant, [lane], 10, capped=True)
+            taken = await claim_items(connection, claimant, [lane], 10, capped=True, left=NO_SHARE)
             starts += [one.start_at for one in taken]
             if taken:
                 await connection.execute(FINISH, ([one.claim_id for one in taken],))

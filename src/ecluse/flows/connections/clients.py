@@ -90,12 +90,12 @@ class Setup:
     async def _secret(self, connection: Connection, tenant: str, name: str) -> str:
         whose = "schedule's own" if name.startswith("schedule:") else "connection's"
         if self.read_secret is None:
-            message = f"The {whose} API key is sealed, and there is no ECLUSE_SECRET_KEY here."
+            message = f"The {whose} API key is encrypted, and this server has no ECLUSE_SECRET_KEY."
             raise PermanentError(message, code="SEALED")
         try:
             return await self.read_secret(connection, tenant, name)
         except NotFound as error:
-            message = f"The {whose} API key is not there any more: give it anew."
+            message = f"The {whose} API key no longer exists: set it again."
             raise PermanentError(message, code="NO_KEY") from error
 
 

@@ -41,7 +41,7 @@ Rate = Annotated[float, Field(ge=0.01, le=6_000_000, allow_inf_nan=False, exampl
 
 class Limits(Body):
     model: Model | None = Field(None, description="Of the kind `llm`: for audits whose config names no model.")
-    max_in_flight: Count | None = Field(None, description=f"Calls at once, over all replicas. {CLEARS}")
+    max_in_flight: Count | None = Field(None, examples=[5], description=f"Calls at once, over all replicas. {CLEARS}")
     per_minute: Rate | None = Field(None, description=f"Calls started per minute, over all replicas. {CLEARS}")
 
 
