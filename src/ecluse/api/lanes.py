@@ -45,6 +45,10 @@ class LaneRow(Shape):
     held_reason: str | None
     down_since: datetime | None = Field(description="The breaker is open: no call has been answered since then.")
     last_failure: str | None
+    vendor_per_second: float | None = Field(description="What the vendor's own budget pays for, as its answers say.")
+    slowed_to: float | None = Field(description="Share of the rate that is used until `slowed_until`.", examples=[0.5])
+    slowed_until: datetime | None
+    slowed_reason: str | None
 
 
 class PauseLane(Reason):
@@ -101,7 +105,17 @@ surface.listing(
     list_lanes="List the lanes with their caps, load and state. Counts are of the caller's own tenant.",
     command=Command(
         "lanes list",
-        columns=("name", "owner", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
+        columns=(
+            "name",
+            "owner",
+            "max_in_flight",
+            "per_second",
+            "in_flight",
+            "waiting",
+            "paused_reason",
+            "held_until",
+            "slowed_to",
+        ),
         empty="no lanes yet: a server creates the lanes of its flows when it starts",
     ),
 )
