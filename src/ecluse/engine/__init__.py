@@ -37,7 +37,7 @@ from ecluse.engine.model.flow import (
     Write,
 )
 from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
-from ecluse.engine.model.retry import RetryPolicy
+from ecluse.engine.model.retry import RetryPolicy, backoff
 from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, Terms, Throttle, Variant
+from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
 
 PAGE = 250
 
@@ -108,9 +108,9 @@ class PriceListShop:
     def headers(token: str) -> Mapping[str, str]:
         return {"Authorization": f"Bearer {token}"}
 
-    async def terms(self) -> Terms:
+    async def facts(self) -> ShopFacts:
         (article,) = (await self._list.priced(0, 1)).articles
-        return Terms("price list", article.currency)
+        return ShopFacts("price list", article.currency)
 
     async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:  # noqa: ARG002
         start = int(cursor or 0)

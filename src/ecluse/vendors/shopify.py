@@ -16,12 +16,12 @@ from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, Terms, Throttle, Variant
+from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
 
 VERSION = "2026-10"
 PAGE, PAGE_WITH_COSTS = 250, 240  # at two and four points per variant; a query may cost 1,000 points
 
-TERMS = "query Terms { shop { name currencyCode } }"
+FACTS = "query Facts { shop { name currencyCode } }"
 CATALOGUE = """
 query Catalogue($first: Int!, $after: String, $query: String) {
   productVariants(first: $first, after: $after, query: $query) {
@@ -94,7 +94,7 @@ class _Shop(_Answer):
     currency_code: str
 
 
-class _Terms(_Answer):
+class _Facts(_Answer):
     shop: _Shop
 
 
@@ -180,9 +180,9 @@ class Shopify:
     def headers(token: str) -> Mapping[str, str]:
         return {"X-Shopify-Access-Token": token}
 
-    async def terms(self) -> Terms:
-        shop = (await self._ask(_Envelope[_Terms], TERMS, {})).shop
-        return Terms(shop.name, shop.currency_code)
+    async def facts(self) -> ShopFacts:
+        shop = (await self._ask(_Envelope[_Facts], FACTS, {})).shop
+        return ShopFacts(shop.name, shop.currency_code)
 
     async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:
         variables = {

@@ -40,7 +40,7 @@ class Throttle(NamedTuple):
     restored_per_second: float
 
 
-class Terms(NamedTuple):
+class ShopFacts(NamedTuple):
     """The name and the currency of a shop."""
 
     name: str
@@ -69,8 +69,8 @@ class Shop(Protocol):
     def headers(token: str) -> Mapping[str, str]:
         """Return the headers of every request that prove the access token."""
 
-    async def terms(self) -> Terms:
-        """Return name and currency: a cheap call, which tests the credentials."""
+    async def facts(self) -> ShopFacts:
+        """Return name and currency, by a cheap call, which tests the credentials."""
 
     async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:
         """Return a page of the catalogue: of the variants with this tag, if given, and if the shop can search for it;
