@@ -28,7 +28,13 @@ def variant(number: int) -> str:
 
 
 async def ask(
-    http: Client, document: str, *, shop: str = "unlimited", token: str = "t", version: str = "2026-10", **variables: Any
+    http: Client,
+    document: str,
+    *,
+    shop: str = "unlimited",
+    token: str = "t",  # noqa: S107
+    version: str = "2026-10",
+    **variables: Any,
 ) -> tuple[int, dict[str, Any]]:
     answer = await http.post(
         f"shopify/{shop}/admin/api/{version}/graphql.json",
@@ -73,7 +79,12 @@ async def test_prices_are_kept_per_shop_and_each_saved_variant_is_a_line_of_the_
     done = await update(http, {"id": variant(100), "price": "19.9"}, {"id": variant(101), "price": "0.01"})
     assert [one["price"] for one in done["productVariants"]] == ["19.90", "0.01"]
     found = (await data(http, NODES, ids=[variant(100), variant(101), PRODUCT, variant(99_999_900)]))["nodes"]
-    assert found == [{"id": variant(100), "price": "19.90"}, {"id": variant(101), "price": "0.01"}, {"id": PRODUCT}, None]
+    assert found == [
+        {"id": variant(100), "price": "19.90"},
+        {"id": variant(101), "price": "0.01"},
+        {"id": PRODUCT},
+        None,
+    ]
     elsewhere = (await data(http, NODES, ids=[variant(100)], shop="unlimited-2"))["nodes"]
     assert elsewhere == [{"id": variant(100), "price": before}]
     lines = sandbox.ledger("shopify", kind="effect")
@@ -125,7 +136,10 @@ async def test_a_call_costs_its_points_and_one_that_the_bucket_lacks_is_throttle
     assert (refused["requestedQueryCost"], refused["actualQueryCost"]) == (751, None)
     await asyncio.sleep(0.2)
     _, body = await ask(http, "{ shop { name } }", shop="standard")
-    assert body["extensions"]["cost"]["throttleStatus"]["currentlyAvailable"] > refused["throttleStatus"]["currentlyAvailable"]
+    assert (
+        body["extensions"]["cost"]["throttleStatus"]["currentlyAvailable"]
+        > refused["throttleStatus"]["currentlyAvailable"]
+    )
     _, body = await ask(http, PAGE, shop="standard-2", first=250)
     assert "data" in body
 
@@ -164,12 +178,12 @@ async def test_a_document_that_cannot_be_executed_is_answered_with_errors(
 async def test_tokens_shops_and_versions_are_checked(http: Client) -> None:
     shop = "{ shop { name currencyCode } }"
     assert (await ask(http, shop))[1]["data"] == {"shop": {"name": "unlimited", "currencyCode": "EUR"}}
-    assert (await ask(http, shop, token="invalid"))[0] == 401
+    assert (await ask(http, shop, token="invalid"))[0] == 401  # noqa: S106
     assert (await ask(http, shop, shop="nowhere"))[0] == 404
     assert (await ask(http, shop, version="latest"))[0] == 404
-    status, body = await ask(http, UPDATE, token="read-only", productId=PRODUCT, v=[])
+    status, body = await ask(http, UPDATE, token="read-only", productId=PRODUCT, v=[])  # noqa: S106
     assert (status, body["errors"][0]["extensions"]["code"]) == (200, "ACCESS_DENIED")
-    assert (await ask(http, shop, token="read-only"))[0] == 200
+    assert (await ask(http, shop, token="read-only"))[0] == 200  # noqa: S106
 
 
 async def test_caps_and_rules_apply_to_a_shop_and_a_rule_may_name_its_product(

@@ -15,7 +15,9 @@ def test_a_decimal_text_is_read_in_minor_units(text, currency, amount):
     assert minor_units(text, currency) == amount
 
 
-@pytest.mark.parametrize(("text", "currency"), [("1.999", "EUR"), ("1.5", "JPY"), ("NaN", "EUR"), ("", "EUR"), ("x", "EUR")])
+@pytest.mark.parametrize(
+    ("text", "currency"), [("1.999", "EUR"), ("1.5", "JPY"), ("NaN", "EUR"), ("", "EUR"), ("x", "EUR")]
+)
 def test_what_is_no_amount_of_the_currency_is_refused(text, currency):
     with pytest.raises(ValueError, match="amount"):
         minor_units(text, currency)

@@ -15,7 +15,11 @@ from ecluse.vendors.shopify import PAGE, Shopify
 from ecluse.vendors.shops import CRITICAL, Shop, ShopFacts, is_429_error
 from tests.support.raw_server import NOW
 
-PRODUCT, FIRST, SECOND = "gid://shopify/Product/1", "gid://shopify/ProductVariant/100", "gid://shopify/ProductVariant/101"
+PRODUCT, FIRST, SECOND = (
+    "gid://shopify/Product/1",
+    "gid://shopify/ProductVariant/100",
+    "gid://shopify/ProductVariant/101",
+)
 
 
 def client(url: str, headers: Any = None) -> VendorHttp:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 # ISO 4217: currencies whose minor unit is not a hundredth.
-DIGITS = dict.fromkeys("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF".split(), 0) | dict.fromkeys(
-    "BHD IQD JOD KWD LYD OMR TND".split(), 3
-)
+WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
+THOUSANDTHS = "BHD IQD JOD KWD LYD OMR TND"
+DIGITS = dict.fromkeys(WHOLE.split(), 0) | dict.fromkeys(THOUSANDTHS.split(), 3)
 
 
 def digits(currency: str) -> int:

@@ -11,7 +11,6 @@ from graphql import (
     DocumentNode,
     FieldNode,
     GraphQLError,
-    GraphQLNamedType,
     GraphQLSchema,
     InlineFragmentNode,
     OperationDefinitionNode,
@@ -73,9 +72,7 @@ def _objects(value: Any) -> int:
     return sum(_objects(one) for one in value) if isinstance(value, list) else 0
 
 
-def _cost(
-    schema: GraphQLSchema, kind: GraphQLNamedType, selected: SelectionSetNode, given: VariableValues, page: int = 1
-) -> int:
+def _cost(schema: GraphQLSchema, kind: Any, selected: SelectionSetNode, given: VariableValues, page: int = 1) -> int:
     """Return the cost of a selection in an object of this kind; `page`: the size of the lists in it, if the object is a
     connection."""
     total = 0
@@ -84,7 +81,7 @@ def _cost(
             narrowed = schema.get_type(node.type_condition.name.value) if node.type_condition is not None else kind
             total += _cost(schema, narrowed or kind, node.selection_set, given, page)
         elif isinstance(node, FieldNode) and node.selection_set is not None:
-            field = kind.fields[node.name.value]  # type: ignore[attr-defined] - a validated selection is of a composite
+            field = kind.fields[node.name.value]
             arguments = get_argument_values(field, node, given)
             inner = _cost(schema, get_named_type(field.type), node.selection_set, given, arguments.get("first", 1))
             listed = page if is_list_type(get_nullable_type(field.type)) else 1

@@ -1,7 +1,7 @@
 """The catalogue of one simulated shop, and the part of Shopify's Admin schema that is executed on it.
 
-1,000 products with ten variants each, computed from the seed; only changed prices and deleted variants are kept. Product
-`n` has the tags `first-50` (up to number 50), `first-500`, and one of `season-0` … `season-9`.
+1,000 products with ten variants each, computed from the seed; only changed prices and deleted variants are kept.
+Product `n` has the tags `first-50` (up to number 50), `first-500`, and one of `season-0` … `season-9`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIANT_ID = re.compile(r"gid://shopify/ProductVariant/([1-9][0-9]{0,5})([0-9]{2
 TAG = re.compile(r"tag:'?([\w-]+)'?")
 CURSOR = re.compile(r"[0-9]{1,9}")
 
-SCHEMA = build_schema('''
+SCHEMA = build_schema("""
 scalar Money
 scalar DateTime
 interface Node { id: ID! }
@@ -51,11 +51,12 @@ type Query {
   nodes(ids: [ID!]!): [Node]!
 }
 type Mutation {
-  productVariantsBulkUpdate(productId: ID!, variants: [ProductVariantsBulkInput!]!, allowPartialUpdates: Boolean = false):
-    ProductVariantsBulkUpdatePayload
+  productVariantsBulkUpdate(
+    productId: ID!, variants: [ProductVariantsBulkInput!]!, allowPartialUpdates: Boolean = false
+  ): ProductVariantsBulkUpdatePayload
   productVariantsBulkDelete(productId: ID!, variantsIds: [ID!]!): ProductVariantsBulkDeletePayload
 }
-''')
+""")
 
 
 def _money(value: Any) -> Decimal:
@@ -75,7 +76,7 @@ def _scalar(name: str) -> GraphQLScalarType:
     return found
 
 
-_scalar("Money").coerce_input_value = _money  # type: ignore[method-assign]
+_scalar("Money").coerce_input_value = _money
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class Kept:
 
 
 Effect = Callable[[str, object, object], None]  # records the changed variant, its price and its former price
+Info = GraphQLResolveInfo[Effect]
 
 
 class Shop:
@@ -98,11 +100,11 @@ class Shop:
         self._kept: dict[str, Kept] = {}
         self._deleted: set[str] = set()
 
-    def shop(self, _: GraphQLResolveInfo) -> dict[str, Any]:
+    def shop(self, _: Info) -> dict[str, Any]:
         return {"name": self._name, "currencyCode": CURRENCY, "myshopifyDomain": f"{self._name}.myshopify.com"}
 
     def productVariants(  # noqa: N802 - the names of the schema
-        self, _: GraphQLResolveInfo, first: int, after: str | None = None, query: str | None = None
+        self, _: Info, first: int, after: str | None = None, query: str | None = None
     ) -> dict[str, Any]:
         if not 0 <= first <= MOST_INPUT:
             raise GraphQLError(f"first must be from 0 to {MOST_INPUT}")
@@ -119,18 +121,17 @@ class Shop:
         ahead = start + first < total
         return {"nodes": nodes, "pageInfo": {"hasNextPage": ahead, "endCursor": str(start + first) if ahead else None}}
 
-    def nodes(self, _: GraphQLResolveInfo, ids: list[str]) -> list[dict[str, Any] | None]:
+    def nodes(self, _: Info, ids: list[str]) -> list[dict[str, Any] | None]:
         _check_size("ids", ids)
         return [self._variant(one) if self._exists(one) else _product(one) for one in ids]
 
     def productVariantsBulkUpdate(  # noqa: N802 - the names of the schema
         self,
-        info: GraphQLResolveInfo,
+        info: Info,
         productId: str,  # noqa: N803
         variants: list[dict[str, Any]],
         allowPartialUpdates: bool = False,  # noqa: N803
     ) -> dict[str, Any]:
-        effect: Effect = info.context
         _check_size("variants", variants)
         product = _product(productId)
         if product is None:
@@ -140,12 +141,12 @@ class Shop:
         if wrong and not allowPartialUpdates:
             return {"product": product, "productVariants": None, "userErrors": wrong}
         bad = {int(one["field"][1]) for one in wrong}
-        saved = [self._save(effect, one) for n, one in enumerate(variants) if n not in bad]
+        saved = [self._save(info.context, one) for n, one in enumerate(variants) if n not in bad]
         return {"product": product, "productVariants": saved, "userErrors": wrong}
 
     def productVariantsBulkDelete(  # noqa: N802 - the names of the schema
         self,
-        _: GraphQLResolveInfo,
+        _: Info,
         productId: str,  # noqa: N803
         variantsIds: list[str],  # noqa: N803
     ) -> dict[str, Any]:
@@ -154,7 +155,12 @@ class Shop:
 
     def _exists(self, variant: str) -> bool:
         found = VARIANT_ID.fullmatch(variant)
-        return found is not None and int(found[1]) <= PRODUCTS and int(found[2]) < VARIANTS and variant not in self._deleted
+        return (
+            found is not None
+            and int(found[1]) <= PRODUCTS
+            and int(found[2]) < VARIANTS
+            and variant not in self._deleted
+        )
 
     def _variant(self, variant: str) -> dict[str, Any]:
         found = VARIANT_ID.fullmatch(variant)

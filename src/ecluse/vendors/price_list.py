@@ -58,7 +58,7 @@ class PriceList:
 
     async def priced(self, offset: int, limit: int) -> PricedPage:
         """Return a page of the list of articles, with their prices."""
-        query = {"offset": offset, "limit": limit, "prices": "true"}
+        query: dict[str, str | int] = {"offset": offset, "limit": limit, "prices": "true"}
         return await self._http.call("GET", "/articles", PricedPage, query=query)
 
     async def article(self, sku: str) -> Article:

@@ -1,7 +1,7 @@
 """Client of Shopify's GraphQL Admin API.
 
-Shopify answers many refusals with status 200 and `errors`, so the body is judged first; `THROTTLED` in such an answer and
-a real 429 are the same error here. Every answer shows the cost bucket of the shop, which is kept for the caller.
+Shopify answers many refusals with status 200 and `errors`, so the body is judged first; `THROTTLED` in such an answer
+and a real 429 are the same error here. Every answer shows the cost bucket of the shop, which is kept for the caller.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ class Shopify:
             "after": cursor,
             "query": None if tag is None else f"tag:'{tag}'",
         }
-        found = (await self._ask(_Envelope[_Catalogue], CATALOGUE % (COSTS if costs else ""), variables)).product_variants
+        found = (
+            await self._ask(_Envelope[_Catalogue], CATALOGUE % (COSTS if costs else ""), variables)
+        ).product_variants
         following = found.page_info.end_cursor if found.page_info.has_next_page else None
         return CataloguePage([self._variant(one) for one in found.nodes], following)
 

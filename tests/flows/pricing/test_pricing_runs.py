@@ -103,8 +103,14 @@ async def test_failed_targets_are_retried_all_or_chosen_and_nothing_else_is(dsn)
 
         assert await retry_failed(connection, "default", run, [second], BY) == [second]
         assert await fetch_rows(connection, STATUSES, (run,)) == [("APPLIED", 2), ("FAILED", 1), ("QUEUED", 1)]
-        assert await fetch_row(connection, "SELECT status, round FROM rule_runs WHERE id = %s", (run,)) == ("APPLYING", 1)
-        assert await fetch_row(connection, "SELECT attempts, round FROM rule_targets WHERE id = %s", (second,)) == (0, 1)
+        assert await fetch_row(connection, "SELECT status, round FROM rule_runs WHERE id = %s", (run,)) == (
+            "APPLYING",
+            1,
+        )
+        assert await fetch_row(connection, "SELECT attempts, round FROM rule_targets WHERE id = %s", (second,)) == (
+            0,
+            1,
+        )
         await move_targets(connection, [TargetMove(second, ("APPLYING", "APPLIED"))], WORKER)
         await move_runs(connection, {run: "PARTIAL"}, WORKER)
         assert await retry_failed(connection, "default", run, None, BY) == [first]

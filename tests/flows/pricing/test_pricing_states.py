@@ -83,9 +83,7 @@ async def test_of_the_49_pairs_of_a_run_nine_are_moves_and_the_others_change_not
             assert await fetch_value(connection, "SELECT count(*) FROM rule_history") == told
 
 
-@pytest.mark.req(
-    "PRC-16", "PRC-17", "PRC-18", "PRC-19", "PRC-20", "PRC-21", "PRC-22", "PRC-23", "PRC-24", "ENG-98"
-)
+@pytest.mark.req("PRC-16", "PRC-17", "PRC-18", "PRC-19", "PRC-20", "PRC-21", "PRC-22", "PRC-23", "PRC-24", "ENG-98")
 async def test_of_the_36_pairs_of_a_target_seven_are_moves_and_the_others_change_nothing(dsn):
     pairs = list(product(TARGETS.meaning, repeat=2))
     assert len(pairs) == 36
@@ -98,7 +96,9 @@ async def test_of_the_36_pairs_of_a_target_seven_are_moves_and_the_others_change
             told = await fetch_value(connection, "SELECT count(*) FROM rule_history")
             if (before, after) in TARGET_PAIRS:
                 await move_targets(connection, [failing(target, (after,))], BY)
-                assert await fetch_value(connection, "SELECT status FROM rule_targets WHERE id = %s", (target,)) == after
+                assert (
+                    await fetch_value(connection, "SELECT status FROM rule_targets WHERE id = %s", (target,)) == after
+                )
                 continue
             with pytest.raises(ForbiddenTransition, match=f"target {target} cannot go from {before} to {after}"):
                 await move_targets(connection, [failing(target, (after,))], BY)
@@ -263,7 +263,9 @@ async def test_a_run_whose_targets_contradict_it_is_found(dsn):
             await move_runs(connection, {run: status}, WORKER)
         await validate_run_state(connection, run)
         await move_targets(
-            connection, [TargetMove(one, ("QUEUED",)) for one in await fetch_column(connection, TARGET_ROWS, (run,))], BY
+            connection,
+            [TargetMove(one, ("QUEUED",)) for one in await fetch_column(connection, TARGET_ROWS, (run,))],
+            BY,
         )
         with pytest.raises(Conflict, match=r"Run marked FAILED but has unfinished targets \(rule run 1: 2 QUEUED\)"):
             await validate_run_state(connection, run)

@@ -67,8 +67,12 @@ class Change(_Given):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.kind == "amount") != (self.amount is not None) or (self.kind == "amount") == (self.percent is not None):
-            raise ValueError(f"a change of kind {self.kind} has {'an amount' if self.kind == 'amount' else 'a percent'}")
+        if (self.kind == "amount") != (self.amount is not None) or (self.kind == "amount") == (
+            self.percent is not None
+        ):
+            raise ValueError(
+                f"a change of kind {self.kind} has {'an amount' if self.kind == 'amount' else 'a percent'}"
+            )
         if self.kind == "percent" and not -WHOLE <= self.points <= MOST_PERCENT:
             raise ValueError("a change is from -100 to 1000 percent")
         if self.kind == "margin" and not 0 <= self.points < WHOLE:

@@ -1,5 +1,5 @@
-"""Rule runs: their creation from a plan, their queueing, the manual retry of failed targets, and the dead letters, which
-are the failed targets. Each is one transaction of the caller; what follows at the shop is the work of executions."""
+"""Rule runs: their creation from a plan, their queueing, the manual retry of failed targets, and the dead letters,
+which are the failed targets. Each is a part of the caller's transaction; executions call the shop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ VALUES (%(tenant)s, %(project)s, %(rule_id)s, %(rule)s, %(currency)s, 'PREVIEW',
 RETURNING id
 """
 INSERT_TARGETS = """
-INSERT INTO rule_targets (tenant_id, rule_run_id, variant_id, product_id, sku, title, status, before_amount, after_amount)
+INSERT INTO rule_targets (tenant_id, rule_run_id, variant_id, product_id, sku, title, status, before_amount,
+                          after_amount)
 SELECT %(tenant)s, %(run)s, t.variant, t.product, t.sku, t.title, 'PREVIEW', t.before, t.after
 FROM jsonb_to_recordset(%(rows)s::jsonb)
     AS t(variant text, product text, sku text, title text, before bigint, after bigint)

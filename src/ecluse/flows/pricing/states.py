@@ -1,6 +1,6 @@
 """The states of rule runs and of their targets, and the only place that changes them. A change locks the rows, compares
-their states with the tables below, and writes them with their history; if one row may not go where it should, nothing is
-written."""
+their states with the tables below, and writes them with their history; if one row may not go where it should, nothing
+is written."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:
 
 
 def status_by_counts(counts: Mapping[str, int]) -> str:
-    """Return the status of a run whose execution is over, from the number of its targets by status. What was applied and
-    then rolled back by choice counts as applied."""
+    """Return the status of a run whose execution is over, from the number of its targets by status. What was applied
+    and then rolled back by choice counts as applied."""
     applied = counts.get(APPLIED, 0) + counts.get(ROLLED_BACK, 0)
     if not counts.get(FAILED, 0):
         return APPLIED

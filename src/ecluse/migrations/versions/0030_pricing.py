@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0030"
-down_revision = "0022"
+down_revision = "0028"
 
 PRICING = """
 CREATE TABLE pricing_projects (
@@ -146,7 +146,8 @@ CREATE FUNCTION rule_runs_all_applied() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM rule_runs r JOIN rule_targets t ON t.rule_run_id = r.id
                WHERE r.id = NEW.id AND r.status = 'APPLIED' AND t.status IN ('QUEUED', 'APPLYING', 'FAILED')) THEN
-        RAISE EXCEPTION 'Run marked APPLIED but has failed targets (rule run %)', NEW.id USING ERRCODE = 'check_violation';
+        RAISE EXCEPTION 'Run marked APPLIED but has failed targets (rule run %)', NEW.id
+            USING ERRCODE = 'check_violation';
     END IF;
     RETURN NULL;
 END $$;

@@ -2,10 +2,10 @@
 catalogue of 10,000 variants per shop (``sandbox/shop.py``).
 
 The part of the shop's name before the first dash is its plan, and decides its cost bucket: ``standard`` (1,000 points,
-50 restored per second), ``advanced`` (2,000, 100), ``plus`` (10,000, 500), or ``unlimited``. The bucket is shared by all
-calls to one shop. Tokens: any, but an empty one or ``invalid`` is refused (401), and one that begins with ``read-only``
-may not write. Each saved variant is one effect in the ledger; a call is about the product that the variable ``productId``
-names, or the only one of ``ids``. Rate caps, 402, 423, 429 and 5xx come from caps and rules.
+50 restored per second), ``advanced`` (2,000, 100), ``plus`` (10,000, 500), or ``unlimited``. The bucket is shared by
+all calls to one shop. Tokens: any, but an empty one or ``invalid`` is refused (401), and one that begins with
+``read-only`` may not write. Each saved variant is one effect in the ledger; a call is about the product that the
+variable ``productId`` names, or the only one of ``ids``. Rate caps, 402, 423, 429 and 5xx come from caps and rules.
 """
 
 from __future__ import annotations
