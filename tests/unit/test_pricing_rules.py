@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from ecluse.flows.pricing.rules import (
     MOST,
     REASONS,
-    Change,
+    PriceChange,
     Excluded,
     Planned,
-    Selection,
+    VariantSelection,
     Terms,
     decide,
     fitted,
@@ -53,7 +53,7 @@ def percent(text: str) -> dict[str, Any]:
     ],
 )
 def test_a_selection_is_by_product_tag_and_price_band(selection, selected):
-    assert selects(Selection.model_validate(selection), ONE) is selected
+    assert selects(VariantSelection.model_validate(selection), ONE) is selected
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_the_plan_of_ten_thousand_variants_is_made_within_a_second():
 
 
 def test_a_percentage_is_read_in_basis_points():
-    assert [Change(kind="percent", percent=one).points for one in ("-10", "0.5", "-0.05", "12.34")] == [
+    assert [PriceChange(kind="percent", percent=one).points for one in ("-10", "0.5", "-0.05", "12.34")] == [
         -1_000,
         50,
         -5,

@@ -39,7 +39,7 @@ class _Given(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Selection(_Given):
+class VariantSelection(_Given):
     """Which variants a rule is about: those that fulfil every given criterion."""
 
     products: list[ProductId] = Field(default_factory=list, max_length=1_000, description="Of one of these products.")
@@ -56,7 +56,7 @@ class Selection(_Given):
         return self
 
 
-class Change(_Given):
+class PriceChange(_Given):
     """How a price changes: by a percentage, by an amount, or to a margin over what the variant costs."""
 
     kind: Literal["percent", "amount", "margin"]
@@ -90,8 +90,8 @@ class Change(_Given):
 class Terms(_Given):
     """What a rule decides by."""
 
-    selection: Selection
-    change: Change
+    selection: VariantSelection
+    change: PriceChange
     ending: Annotated[str, Field(pattern=r"^[0-9]{1,4}$", examples=["99"])] | None = Field(
         None, description="The last digits of every new price in minor units, such as `99`; the nearest such price."
     )
@@ -145,7 +145,7 @@ class Plan:
         }
 
 
-def selects(selection: Selection, variant: Variant) -> bool:
+def selects(selection: VariantSelection, variant: Variant) -> bool:
     """Return True if a rule with this selection is about the variant."""
     if selection.products and variant.product not in selection.products:
         return False
@@ -155,7 +155,7 @@ def selects(selection: Selection, variant: Variant) -> bool:
     return (low is None or variant.price >= low) and (high is None or variant.price <= high)
 
 
-def changed(change: Change, variant: Variant) -> int | None:
+def changed(change: PriceChange, variant: Variant) -> int | None:
     """Return the price by the change alone, before ending, floor and cap; None if its cost is unknown. A percentage is
     rounded half up, a margin is never missed by rounding."""
     if change.amount is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from psycopg.types.json import Jsonb
 
 from ecluse.access.envelope import Refused
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.flows.pricing.rules import Plan
@@ -105,14 +105,13 @@ async def create_rule_run(connection: Connection, new: NewRun, by: By) -> int:
 async def queue_for_processing(
     connection: Connection, tenant: str, run: int, plan_hash: str, targets: Sequence[int] | None, by: By
 ) -> None:
-    """Queue a run with all of its targets, or only these: exactly the plan with this hash. Raise Refused STALE_PLAN for
-    another hash, ForbiddenTransition for a run that is not a preview, NotFound for a target of another run."""
+    """Queue a run with all of its targets, or only these: exactly the plan with this hash. Raise Conflict for another
+    hash, ForbiddenTransition for a run that is not a preview, NotFound for a target of another run."""
     found = await fetch_one(connection, dict, LOCK, (tenant, run))
     if found is None:
         raise NotFound(f"There is no rule run {run}.")
     if found["status"] == PREVIEW and found["plan_hash"] != plan_hash:
-        message = f"The plan of rule run {run} is another one: read its preview again, and queue that."
-        raise Refused(409, "STALE_PLAN", message)
+        raise Conflict(f"The plan of rule run {run} is another one: read its preview again, and queue that.")
     if targets is not None and not targets:
         raise InvalidInput("target_ids: name at least one target, or leave it out to queue all")
     await move_runs(connection, {run: QUEUED}, by)
