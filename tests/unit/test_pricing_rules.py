@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from ecluse.flows.pricing.rules import (
     MOST,
     REASONS,
-    PriceChange,
     Excluded,
     Planned,
-    VariantSelection,
+    PriceChange,
     Terms,
+    VariantSelection,
     decide,
     fitted,
     make_plan,

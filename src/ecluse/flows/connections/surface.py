@@ -262,8 +262,6 @@ async def _try(asked: Asked, kind: Kind, access: Access) -> None:
         await guard.close()
 
 
-
-
 def _check_model(kind: Kind, model: str | None) -> None:
     if model is not None and kind != "llm":
         raise InvalidInput(f"model: a connection of kind {kind} has none")
@@ -274,7 +272,6 @@ def _known(text: str) -> Kind:
     if found is None:
         raise NotFound(f"there is no connection {storable(text, 50)}: a kind is one of {', '.join(KINDS)}")
     return found
-
 
 
 def _setup(asked: Asked) -> Setup:
