@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import ConfigDict, Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
 from ecluse.access.listing import Filters, Listing
@@ -48,6 +48,8 @@ class ChangedProject(Body):
     """Fields that are left out stay as they are. A new `base_url` needs the `access_token` again: a stored token is
     sent only to the URL that it was given for."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "Shop in Belgium"}]})
+
     name: Name | None = None
     base_url: Url | None = None
     access_token: Token | None = None
@@ -77,6 +79,8 @@ class NewRule(Terms):
 @partial_of(Terms)
 class ChangedRule(Body):
     """Changes to a rule: fields that are left out stay as they are; null removes ending, floor and cap."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ending": "99", "cap": 9900}]})
 
     name: Name | None = None
 
