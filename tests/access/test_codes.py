@@ -27,6 +27,9 @@ OTHER_WORDS = {
     *("ALL", "GROUP", "SELF", "UTC", "NFKD", "WARNING", "RLM", "FAILED", "IGNORED", "TRANSCRIPTION"),
     *("MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"),
     *("ERROR", "SET_UP", "RUNS_LOCKED"),
+    # Statuses of rule runs, a currency, and reasons why a rule leaves a variant out
+    *("PREVIEW", "QUEUED", "APPLYING", "APPLIED", "PARTIAL", "ROLLED_BACK", "EUR"),
+    *("NO_COST", "NEGATIVE_PRICE", "ABSURD_PRICE", "FREE", "NO_PRICE_FITS", "REVERSED", "UNCHANGED"),
 }
 
 

@@ -53,6 +53,9 @@ BODIES = {
     "/api/notifications/endpoints/{endpoint_id}": {"description": "matrix"},
     "/api/connections/{kind}": {"max_in_flight": 3},
     "/api/notifications/addresses": {"address": "matrix@example.com"},
+    "/api/pricing/projects/{project_id}": {},
+    "/api/pricing/rules": {"selection": {"price_from": 0}, "change": {"kind": "percent", "percent": "-10"}},
+    "/api/pricing/rules/{rule_id}": {"allow_free": True},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -75,7 +78,7 @@ EVERYBODYS = {
     "/api/erasure/tenants/{tenant}": "/api/erasure/tenants/spare",
 }
 # A vendor is called first, and there is none here: the right is found to be there, and the connection not to work.
-REFUSED_BY_VENDOR = ("/api/connections", "/api/connections/{kind}/test")
+REFUSED_BY_VENDOR = ("/api/pricing/projects", "/api/connections", "/api/connections/{kind}/test")
 # Of the whole installation: only for admins of the tenant `default`. Of lanes, which are shared, only the changes.
 ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/retention", "/api/doctor")
 # Where a path is another one's with a name in place of a number, its other methods are those of the other.
@@ -85,7 +88,7 @@ NAME_OF_NONE = {
     "/api/lanes/{name}/resume": "/api/lanes/{name}",
 }
 # What they are about is named in the body.
-NAMED = ("/api/leases/release", "/api/audits", "/api/automation/trigger")
+NAMED = ("/api/pricing/rules", "/api/leases/release", "/api/audits", "/api/automation/trigger")
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
@@ -151,6 +154,19 @@ END_AUTOMATION_RUN = """
 UPDATE runs SET status = 'failed', state = 'failed', selected = 1, successful = 0, failed = 1, ignored = 0,
     end_cause = 'normal', ended_at = ecluse_now() WHERE id = %(run)s AND ended_at IS NULL
 """
+PRICING = """
+WITH project AS (
+    INSERT INTO pricing_projects (id, tenant_id, name, connector, base_url, currency, created_by, created_at,
+                                  updated_by, updated_at) OVERRIDING SYSTEM VALUE
+    VALUES (%(id)s, 'default', 'matrix ' || %(id)s, 'shopify', 'https://shop.example', 'EUR', 'a test', ecluse_now(),
+            'a test', ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL)
+INSERT INTO pricing_rules (id, tenant_id, project_id, name, selection, change, allow_free, created_by, created_at,
+                           updated_by, updated_at) OVERRIDING SYSTEM VALUE
+VALUES (%(id)s, 'default', %(id)s, 'matrix', '{"price_from": 0}', '{"kind": "amount", "amount": 1}', false, 'a test',
+        ecluse_now(), 'a test', ecluse_now())
+ON CONFLICT (id) DO UPDATE SET deleted_at = NULL
+"""
 APART = 500_000
 ENDED = ("/api/automation/runs/", "/api/runs/{run_id}/redrive")  # about the run that has ended
 # One number for all of them: whatever a path asks for is there.
@@ -205,6 +221,8 @@ def something(shared_api, shared_dsn):
             "notification_endpoints",
             "schedules",
             "budgets",
+            "pricing_projects",
+            "pricing_rules",
         ):  # ours are runs' numbers
             connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
@@ -220,6 +238,7 @@ def something(shared_api, shared_dsn):
                 add_connections(shared_dsn, tenant)
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
+            connection.execute(PRICING, {"id": int(run)})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
@@ -242,6 +261,7 @@ def table(app):
 def named(path, number, cells):
     """What is about something names it; what is made has a name that nobody has."""
     return {
+        "/api/pricing/rules": {"project_id": number, "name": f"matrix cell {cells}"},
         "/api/audits": {"fiche_id": number, "audit_config_id": number},
         "/api/automation/trigger": {"schedule_id": number},
         "/api/automation/schedules": {"name": f"matrix cell {cells}"},

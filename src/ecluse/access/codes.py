@@ -114,7 +114,7 @@ REFUSALS = {
     "NO_REDRIVE": Refusal(409, "Runs of this flow cannot be redriven.", "Start a new run, as the message says."),
     "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
     "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),
-    "NAME_TAKEN": Refusal(409, "Another schedule has this name.", "Choose another name."),
+    "NAME_TAKEN": Refusal(409, "Another record of this kind has this name.", "Choose another name."),
     "KEY_TAKEN": Refusal(
         409, "The key is that of an open run of another flow or schedule.", "Use a key that no other run has."
     ),

@@ -16,6 +16,7 @@ WORKED_ON = (
     "transcriptions",
     "audits",
     "automation",
+    "pricing",
     "notifications",
     "jobs",
     "requests",

@@ -22,7 +22,7 @@ from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.context import EmitLive, EphemeralEvent, WorkContext
 from ecluse.engine.model.flow import FinishedItem, Flow, ItemEnd, Lane, NewItem, Run, Save, Saved, Stage, Work
 from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
-from ecluse.engine.model.retry import Backoff, RetryPolicy
+from ecluse.engine.model.retry import Backoff, RetryPolicy, backoff
 from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
 from ecluse.engine.model.throttle import Throttle

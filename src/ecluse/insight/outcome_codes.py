@@ -109,6 +109,14 @@ FAILURES = {
     "TRANSCRIPTION_INCOMPLETE": Failure("Not all recordings were transcribed in time.", REDRIVE),
     "TRANSCRIPT_TOO_LONG": Failure("The transcripts are longer than an audit takes.", "Use a larger model and limit."),
     "TRUNCATED": Failure("The model's answer was cut off at its longest.", RETRIED),
+    # Shops
+    "ACCESS_DENIED": Failure("The access token lacks a scope.", "Give the token write_products, or give another one."),
+    "CURRENCY_MISMATCH": Failure("A price is in another currency than the project.", "Connect the shop anew."),
+    "INTERNAL_SERVER_ERROR": Failure("The shop failed; what it did is found out by reading back.", RETRIED),
+    "NOT_ATTEMPTED": Failure("The price was never sent: the run ended before.", "Retry the failed targets."),
+    "SHOP_FROZEN": Failure("The shop is frozen until its bill is paid.", "Pay it, then retry the failed targets."),
+    "SHOP_LOCKED": Failure("The shop is locked.", "Ask its vendor to unlock it, then retry the failed targets."),
+    "SHOP_NOT_FOUND": Failure("There is no shop at this address.", "Correct the base_url of the project."),
     # Notifications
     "ENDPOINT_OFF": Failure("The endpoint was deleted or switched off.", "Switch it on, then redeliver."),
     "GONE": Failure("The receiver answered 410, and the endpoint was switched off.", "Correct its URL, switch it on."),

@@ -1,15 +1,20 @@
-"""Client of the generic REST price list: list and read articles, write prices, create articles. A listing has no
-prices; those are read article by article."""
+"""Client of the generic REST price list: list and read articles, write prices, create articles; and the price list as a
+shop of the pricing flow, one article per call."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from ecluse.base.errors import PermanentError, TransientError
+from ecluse.base.errors import PermanentError, TransientError, VendorError
+from ecluse.base.money import decimal_text, minor_units
 from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
+
+PAGE = 250
 
 
 class Article(BaseModel):
@@ -34,6 +39,13 @@ class ArticlePage(BaseModel):
     limit: int
 
 
+class PricedPage(BaseModel):
+    articles: list[Article]
+    total: int
+    offset: int
+    limit: int
+
+
 class PriceList:
     """Client of the price list."""
 
@@ -41,8 +53,13 @@ class PriceList:
         self._http = http
 
     async def articles(self, offset: int, limit: int) -> ArticlePage:
-        """Return a page of the list of articles."""
+        """Return a page of the list of articles, without their prices."""
         return await self._http.call("GET", "/articles", ArticlePage, query={"offset": offset, "limit": limit})
+
+    async def priced(self, offset: int, limit: int) -> PricedPage:
+        """Return a page of the list of articles, with their prices."""
+        query: dict[str, str | int] = {"offset": offset, "limit": limit, "prices": "true"}
+        return await self._http.call("GET", "/articles", PricedPage, query=query)
 
     async def article(self, sku: str) -> Article:
         """Return one article with its price."""
@@ -74,3 +91,63 @@ def as_text(price: Decimal) -> str:
     vendor refuses it."""
     cents = round(price, 2)
     return f"{cents if cents == price else price:f}"
+
+
+class PriceListShop:
+    """The price list as a shop: an article is a product of its own. It has no tags and no costs."""
+
+    most_written = 1
+    most_read = 1
+    throttle: Throttle | None = None
+
+    def __init__(self, http: VendorHttp, currency: str) -> None:
+        self._list = PriceList(http)
+        self._currency = currency
+
+    @staticmethod
+    def headers(token: str) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {token}"}
+
+    async def facts(self) -> ShopFacts:
+        (article,) = (await self._list.priced(0, 1)).articles
+        return ShopFacts("price list", article.currency)
+
+    async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:  # noqa: ARG002
+        start = int(cursor or 0)
+        page = await self._list.priced(start, PAGE)
+        ahead = start + PAGE < page.total
+        return CataloguePage([self._variant(one) for one in page.articles], str(start + PAGE) if ahead else None)
+
+    async def prices(self, ids: Sequence[str]) -> Mapping[str, int]:
+        found = {}
+        for one in ids:
+            try:
+                found[one] = self._amount(await self._list.article(one))
+            except PermanentError as error:
+                if error.code != "NOT_FOUND":
+                    raise
+        return found
+
+    async def set_prices(self, product: str, prices: Mapping[str, int], *, key: str) -> Mapping[str, int | VendorError]:  # noqa: ARG002
+        ((sku, price),) = prices.items()
+        known = await self._list.article(sku)
+        written = await self._list.set_price(
+            sku, Decimal(decimal_text(price, self._currency)), version=known.version, idempotency_key=key
+        )
+        return {sku: self._amount(written)}
+
+    def _variant(self, one: Article) -> Variant:
+        return Variant(
+            id=one.sku,
+            product=one.sku,
+            sku=one.sku,
+            title=one.name,
+            price=minor_units(str(one.price), one.currency),
+            currency=one.currency,
+        )
+
+    def _amount(self, article: Article) -> int:
+        if article.currency != self._currency:
+            message = f"{article.sku} has a price in {article.currency}, not in {self._currency}"
+            raise PermanentError(message, code="CURRENCY_MISMATCH")
+        return minor_units(str(article.price), self._currency)

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
-from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
-from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
@@ -20,12 +17,12 @@ from ecluse.base.text import storable
 from ecluse.db.query import Row
 from ecluse.flows.connections import lanes, records
 from ecluse.flows.connections.clients import Access, Client, Setup, of_record
+from ecluse.flows.connections.given import checked_address, key_ends, refused_by_vendor, sealing
 from ecluse.flows.connections.records import KINDS, Kind
 from ecluse.vendors.guarded import GuardedHttp
 
 surface = Surface("connections")
 READ, WRITE, ONE = "vendors.read", "vendors.write", "/api/connections/{kind}"
-SHORTEST_SHOWN = 20  # characters of a key of which the last four may be shown: the others are too many to guess
 CLEARS = "null: as the server's knobs say."
 
 Url = Annotated[
@@ -126,10 +123,10 @@ async def show_connection(look: Look, kind: KindInPath) -> Row:
 
 
 async def _try_new(asked: Asked, body: NewConnection) -> None:
-    _secrets(asked)
+    sealing(asked)
     _check_model(body.kind, body.model)
     key = body.api_key.get_secret_value()
-    await _try(asked, body.kind, of_record(body.kind, _address(asked, body.base_url), key, body.model))
+    await _try(asked, body.kind, of_record(body.kind, checked_address(asked, body.base_url), key, body.model))
 
 
 @surface.operation(
@@ -154,9 +151,9 @@ async def create_connection(act: Act, body: NewConnection) -> Row:
     key = body.api_key.get_secret_value()
     given = {**body.model_dump(exclude={"kind", "api_key"}), "base_url": body.base_url.rstrip("/")}
     row = await records.create(
-        act.connection, act.tenant, body.kind, {**given, "api_key_ends": _ends(key)}, act.caller.name
+        act.connection, act.tenant, body.kind, {**given, "api_key_ends": key_ends(key)}, act.caller.name
     )
-    await _secrets(act).put(act.connection, act.tenant, records.secret_name(body.kind), key)
+    await sealing(act).put(act.connection, act.tenant, records.secret_name(body.kind), key)
     return row
 
 
@@ -166,9 +163,9 @@ async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
     async with asked.kit.pool.connection() as connection:
         known = await records.load(connection, asked.tenant, which)
     _check_model(which, body.model)
-    url = known["base_url"] if body.base_url is None else _address(asked, body.base_url)
+    url = known["base_url"] if body.base_url is None else checked_address(asked, body.base_url)
     if body.api_key is not None:
-        _secrets(asked)
+        sealing(asked)
         await _try(asked, which, of_record(which, url, body.api_key.get_secret_value(), known["model"]))
     elif url != known["base_url"]:
         raise InvalidInput("api_key: give it again with a new base_url: the stored key is not sent to another URL")
@@ -195,8 +192,8 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
         given.pop("base_url", None)
     if body.api_key is not None:
         key = body.api_key.get_secret_value()
-        given["api_key_ends"] = _ends(key)
-        await _secrets(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
+        given["api_key_ends"] = key_ends(key)
+        await sealing(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
     row = await records.change(act.connection, act.before, given, act.caller.name)
     own = (await records.of_tenants(act.connection, _known(kind), [act.tenant]))[act.tenant]
     await lanes.change(act.connection, act.kit.flows, _known(kind), own)
@@ -229,7 +226,7 @@ async def _try_stored(asked: Asked, kind: str) -> None:
     except VendorError as error:
         if error.code == "NO_CONNECTION":
             raise NotFound(f"there is no connection {kind}") from error
-        raise _refused(error) from error
+        raise refused_by_vendor(error) from error
     await _try(asked, which, access)
 
 
@@ -260,22 +257,9 @@ async def _try(asked: Asked, kind: Kind, access: Access) -> None:
         finally:
             await client.retire()
     except VendorError as error:
-        raise _refused(error) from error
+        raise refused_by_vendor(error) from error
     finally:
         await guard.close()
-
-
-def _refused(error: VendorError) -> Refused:
-    return Refused(422, "CONNECTION_REFUSED", f"The connection does not work, nothing was stored: {error.message}")
-
-
-def _address(asked: Asked, url: str) -> str:
-    """Return the URL without a slash at its end. Raises InvalidInput if it may not be used."""
-    if (why := asked.state.guard.refuse_reason(url)) is not None:
-        raise InvalidInput(f"base_url: {why}")
-    if urlsplit(url).query or urlsplit(url).fragment:
-        raise InvalidInput("base_url: it must not have a query or a fragment")
-    return url.rstrip("/")
 
 
 def _check_model(kind: Kind, model: str | None) -> None:
@@ -290,18 +274,6 @@ def _known(text: str) -> Kind:
     return found
 
 
-def _ends(key: str) -> str | None:
-    return key[-4:] if len(key) >= SHORTEST_SHOWN else None
-
-
 def _setup(asked: Asked) -> Setup:
     setup: Setup = asked.state.connections
     return setup
-
-
-def _secrets(asked: Asked) -> Secrets:
-    keys: Secrets | None = asked.state.secrets
-    if keys is None:
-        why = "API keys are kept sealed, and there is no key here to seal with"
-        raise Refused(409, "NO_SECRET_KEY", f"{why}: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE.")
-    return keys

@@ -8,6 +8,7 @@ from ecluse.sandbox.vendors.crm import Crm
 from ecluse.sandbox.vendors.elevenlabs import ElevenLabs
 from ecluse.sandbox.vendors.llm import Llm
 from ecluse.sandbox.vendors.price_list import PriceList
+from ecluse.sandbox.vendors.shopify import Shopify
 
 VENDORS: dict[str, type[Vendor]] = {
     "audio": Audio,
@@ -15,4 +16,5 @@ VENDORS: dict[str, type[Vendor]] = {
     "elevenlabs": ElevenLabs,
     "llm": Llm,
     "price_list": PriceList,
+    "shopify": Shopify,
 }

@@ -103,7 +103,8 @@ class PriceList:
             return error_answer(422, "bad_page", f"offset must be 0 or more, limit from 1 to {MAX_PAGE}")
         total = CATALOGUE_SIZE + len(self._created)
         shown = (self._article(self._sku_at(i)) for i in range(int(offset), min(int(offset) + int(limit), total)))
-        articles = [{"sku": article.sku, "name": article.name} for article in shown]
+        priced = call.query.get("prices") == "true"
+        articles = [one.as_json() if priced else {"sku": one.sku, "name": one.name} for one in shown]
         return json_answer({"articles": articles, "total": total, "offset": int(offset), "limit": int(limit)})
 
     def _sku_at(self, index: int) -> str:

@@ -1,0 +1,40 @@
+"""Addresses and keys of vendors that users give: checks before they are used, and what may be shown of them."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from ecluse.access.envelope import Refused
+from ecluse.access.secrets import Secrets
+from ecluse.access.surface import Asked
+from ecluse.base.errors import InvalidInput, VendorError
+
+SHORTEST_SHOWN = 20  # characters of a key of which the last four may be shown: the others are too many to guess
+
+
+def checked_address(asked: Asked, url: str) -> str:
+    """Return the URL without a slash at its end. Raises InvalidInput if it may not be used."""
+    if (why := asked.state.guard.refuse_reason(url)) is not None:
+        raise InvalidInput(f"base_url: {why}")
+    if urlsplit(url).query or urlsplit(url).fragment:
+        raise InvalidInput("base_url: it must not have a query or a fragment")
+    return url.rstrip("/")
+
+
+def key_ends(key: str) -> str | None:
+    """Return the last characters of a key, which may be shown; None if it is too short to show any."""
+    return key[-4:] if len(key) >= SHORTEST_SHOWN else None
+
+
+def sealing(asked: Asked) -> Secrets:
+    """Return the store of secrets. Raises Refused if this server has no key to seal with."""
+    keys: Secrets | None = asked.state.secrets
+    if keys is None:
+        why = "API keys are kept sealed, and there is no key here to seal with"
+        raise Refused(409, "NO_SECRET_KEY", f"{why}: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE.")
+    return keys
+
+
+def refused_by_vendor(error: VendorError) -> Refused:
+    """Return the answer for a connection that was tested and does not work."""
+    return Refused(422, "CONNECTION_REFUSED", f"The connection does not work, nothing was stored: {error.message}")

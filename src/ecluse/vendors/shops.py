@@ -1,0 +1,90 @@
+"""What every connected shop can do: pages of its catalogue, prices read, prices written. One connector per kind of shop
+(`shopify.py`, `price_list.py`) speaks a vendor's protocol; the pricing flow knows this one only.
+
+Another kind of shop is another class with these methods and a line in `CONNECTORS` of `flows/pricing/projects.py`.
+Amounts are minor units of the shop's currency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ecluse.base.errors import VendorError
+from ecluse.vendors.http import VendorHttp
+
+# Refusals of the whole shop: no target of a run can succeed, so the run is given up at once.
+CRITICAL = frozenset({"UNAUTHORIZED", "FORBIDDEN", "ACCESS_DENIED", "SHOP_FROZEN", "SHOP_LOCKED", "SHOP_NOT_FOUND"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What has a price of its own: a variant of a product, or an article. `cost`: what it costs the shop, if known."""
+
+    id: str
+    product: str
+    sku: str
+    title: str
+    price: int
+    currency: str
+    tags: tuple[str, ...] = ()
+    cost: int | None = None
+
+
+class Throttle(NamedTuple):
+    """The cost bucket of a shop after a call, in points."""
+
+    available: float
+    largest: float
+    restored_per_second: float
+
+
+class ShopFacts(NamedTuple):
+    """The name and the currency of a shop."""
+
+    name: str
+    currency: str
+
+
+class CataloguePage(NamedTuple):
+    """A page of the catalogue; `cursor` is that of the next page, None after the last."""
+
+    variants: Sequence[Variant]
+    cursor: str | None
+
+
+class Shop(Protocol):
+    """A client of one shop, made of an HTTP client with the shop's origin as base URL and `headers` of the token, and
+    of the currency of the shop. Methods raise a `VendorError`; a refusal of all calls has a code in `CRITICAL`.
+    `throttle` is the cost bucket as the last answer showed it; None if the shop has none."""
+
+    most_written: int  # variants per `set_prices`, all of one product
+    most_read: int  # ids per `prices`
+    throttle: Throttle | None
+
+    def __init__(self, http: VendorHttp, currency: str) -> None: ...
+
+    @staticmethod
+    def headers(token: str) -> Mapping[str, str]:
+        """Return the headers of every request that prove the access token."""
+
+    async def facts(self) -> ShopFacts:
+        """Return name and currency, by a cheap call, which tests the credentials."""
+
+    async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:
+        """Return a page of the catalogue: of the variants with this tag, if given, and if the shop can search for it;
+        with what they cost, if `costs`."""
+
+    async def prices(self, ids: Sequence[str]) -> Mapping[str, int]:
+        """Return the present prices by id; an id that does not exist is left out."""
+
+    async def set_prices(self, product: str, prices: Mapping[str, int], *, key: str) -> Mapping[str, int | VendorError]:
+        """Set prices of variants of one product in one call. Return by id the price that the shop answered, or the
+        error of a variant that the shop refused alone; what became of an id that is left out is not known. `key` is the
+        idempotency key, for shops that record it."""
+
+
+def is_429_error(error: VendorError) -> bool:
+    """Return True if the vendor refused because calls come too fast: by the status 429, or by a code in its answer."""
+    return error.status == 429 or error.code in ("429", "THROTTLED")
