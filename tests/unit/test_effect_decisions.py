@@ -27,7 +27,7 @@ from ecluse.engine.effects.protocol import (
     conclude,
     plain,
 )
-from ecluse.engine.model.item import ClaimedItem
+from ecluse.engine.model.item import ClaimedItem, ClaimKey
 from ecluse.engine.model.retry import GiveUp, Retry
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -226,7 +226,11 @@ class Desk:
 
 async def perform(desk: Desk, write: Any, item: Item | None = None, may_send: bool = True) -> Performed:
     performer = WriteExecutor(desk.intend, lambda _: may_send, lambda: NOW)
-    return await performer.perform(write, WorkContext(None, lambda: NOW), ClaimedItem(item or an_item(), 3, 1, None))
+    claimed, answers = ClaimedItem(item or an_item(), 3, 1, None), dict[ClaimKey, Performed | None]()
+    await performer.perform(write, WorkContext(None, lambda: NOW), [(claimed, None)], answers)
+    answer = answers[claimed.claim_key]
+    assert answer is not None
+    return answer
 
 
 class Sent:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ecluse.engine.lead.gate import GateEnded, Redispatch, StageProgress, Wait, decide, next_round_at
-from ecluse.engine.model.flow import Lane, Stage, WorkContext
+from ecluse.engine.model.context import WorkContext
+from ecluse.engine.model.flow import Lane, Stage
 from ecluse.engine.model.item import Done, Item
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

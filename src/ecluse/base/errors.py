@@ -87,6 +87,12 @@ class VendorError(EcluseError):
     status: int | None = None
     cost: Decimal | None = None
 
+    @property
+    def throttled(self) -> bool:
+        """Whether the vendor refused the call because there were too many: by a 429, or by THROTTLED in an answer with
+        another status."""
+        return self.status == 429 or self.code == "THROTTLED"
+
     def explained(self, message: str, *, code: str | None = None) -> Self:
         """Replace the message, and the code if given; return the same error."""
         self.message, self.args = message, (message,)

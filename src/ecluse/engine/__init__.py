@@ -18,28 +18,13 @@ from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.budget import Charge
-from ecluse.engine.model.flow import (
-    AbsoluteWrite,
-    EmitLive,
-    EphemeralEvent,
-    FinishedItem,
-    Flow,
-    KeyedWrite,
-    Lane,
-    NewItem,
-    Order,
-    Run,
-    Save,
-    Saved,
-    Stage,
-    Work,
-    WorkContext,
-    Write,
-)
+from ecluse.engine.model.context import EmitLive, EphemeralEvent, WorkContext
+from ecluse.engine.model.flow import FinishedItem, Flow, ItemEnd, Lane, NewItem, Run, Save, Saved, Stage, Work
 from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
-from ecluse.engine.model.retry import RetryPolicy
+from ecluse.engine.model.retry import Backoff, RetryPolicy
 from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
+from ecluse.engine.model.writes import AbsoluteWrite, BatchWrite, KeyedWrite, Order, Write
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events
 from ecluse.engine.runs.leases import (

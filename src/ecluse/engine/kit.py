@@ -31,7 +31,8 @@ from ecluse.engine.effects.paid import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.story import Story, lead
-from ecluse.engine.model.flow import EmitLive, Flow, WorkContext
+from ecluse.engine.model.context import EmitLive, WorkContext
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher

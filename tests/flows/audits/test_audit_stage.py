@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 
 from ecluse.base.ids import item_event_id
-from ecluse.engine import Done, Item, Lane, Saved, WorkContext, load_run
+from ecluse.engine import Done, Item, ItemEnd, Lane, WorkContext, load_run
 from ecluse.flows.audits.configs import ConfigVersion, resolve_configs
 from ecluse.flows.audits.configs import delete as delete_config
 from ecluse.flows.audits.configs import update as update_config
 from ecluse.flows.audits.plan import plan_audits
-from ecluse.flows.audits.store import record_failures, save_audits
+from ecluse.flows.audits.store import record_failures, save_ends
 from ecluse.flows.audits.transcripts import Transcripts
 from ecluse.flows.audits.work import audit
 from tests.support.audit_world import SAID, automation
@@ -119,7 +119,7 @@ async def test_a_result_that_is_there_is_not_paid_for_again_nor_written_over(aud
     item = Item(1, run["id"], "default", "audit", "audit", f"1000-{config.id}", "1000", payload, 0, 0, 0, "k")
     late = {"score": 1.0, "result": {"steps": []}, "model": "m", "input_tokens": 1, "output_tokens": 1, "cost": None}
     async with w.kit.pool.connection() as connection:
-        await save_audits(connection, [Saved(item, {}, late)])
+        await save_ends(connection, [ItemEnd(item, "succeeded", 1, {}, late)])
     assert query("SELECT * FROM audits") == before
     # Its worker died between the two, and another has the item in hand.
     async with vendors_at(sandbox)(w.kit.clock) as vendors:

@@ -11,7 +11,8 @@ from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.effects import budgets, probe, spend
 from ecluse.engine.lanes import rows
 from ecluse.engine.lead.new_runs import take_new_runs
-from ecluse.engine.model.flow import Flow, WorkContext
+from ecluse.engine.model.context import WorkContext
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.roles import Role
 from ecluse.engine.runs import leases
 from ecluse.engine.runs.lifecycle import CLOSING_CHANNEL, ENDED_CHANNEL, RUNS_CHANNEL

@@ -13,7 +13,7 @@ from ecluse.db.query import as_json
 from ecluse.engine.effects import spend
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.budget import Charge, Exceeded
-from ecluse.engine.model.flow import WorkContext
+from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.item import ClaimedItem, Item, Postponed
 from ecluse.engine.runs.leases import Held, Lease, acquire, release
 

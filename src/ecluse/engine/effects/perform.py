@@ -1,15 +1,20 @@
-"""One execution of a write, as far as the protocol (`protocol.py`) allows: record the intent, send, or read back."""
+"""One execution of a write, as far as the protocol (`protocol.py`) allows: record the intent, send, or read back.
+
+The items of one call go through it together: one read, one commit of their intents, one send. Each has its own effect
+and its own answer; most calls have a single item."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 from ecluse.base.crash import crashpoint
-from ecluse.base.errors import PermanentError, VendorError
+from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.ids import effect_id
 from ecluse.engine.effects.protocol import (
     KEY_LIFE,
@@ -17,16 +22,19 @@ from ecluse.engine.effects.protocol import (
     OPEN,
     SEND_WITHIN,
     EffectEnd,
+    Fenced,
     Intent,
     Standing,
     State,
     after_failure,
     agrees,
     conclude,
+    first_look,
     plain,
 )
-from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Order, WorkContext, Write
+from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Item
+from ecluse.engine.model.writes import KeyedWrite, Order, ReadableWrite, Write
 
 
 class Performed(NamedTuple):
@@ -38,6 +46,23 @@ class Performed(NamedTuple):
 
 
 Phase = Literal["recording", "asking", "sending"]
+# The results of the items that have one, by claim key; None: the claim was lost.
+Answers = dict[ClaimKey, Performed | None]
+
+
+@dataclass(slots=True)
+class Target:
+    """An item of the call. `spent`: its write may not be sent again, and fails with this error unless it turns out to
+    have been applied. `doubt`: the state of its effect, if an earlier send of it is unresolved."""
+
+    claimed: ClaimedItem
+    effect: UUID
+    spent: VendorError | None
+    doubt: Standing | None = None
+
+    @property
+    def item(self) -> Item:
+        return self.claimed.item
 
 
 class WriteExecutor:
@@ -57,112 +82,217 @@ class WriteExecutor:
         self.phase: dict[ClaimKey, Phase] = {}
 
     async def perform(
-        self, write: Write, context: WorkContext, claimed: ClaimedItem, spent: VendorError | None = None
-    ) -> Performed:
-        """Start the write of the claimed item, or continue it. `spent`: it may not be sent again, and fails with this
-        error unless it turns out to have been applied."""
-        performed = await self._perform(write, context, claimed, spent)
-        self.phase.pop(claimed.claim_key, None)
-        return performed
+        self,
+        write: Write,
+        context: WorkContext,
+        batch: Sequence[tuple[ClaimedItem, VendorError | None]],
+        answers: Answers,
+    ) -> None:
+        """Start the writes of the claimed items, or continue them, in one call; put the result of each into `answers`
+        as soon as it is known, so that an interruption leaves only the others open. With each item comes the error with
+        which it fails if it may not be sent again."""
+        call = WriteCall(self, write, context, answers)
+        targets = [Target(claimed, _effect_of(claimed.item), spent) for claimed, spent in batch]
+        targets = await call.look_up(targets)
+        while targets:
+            targets = await call.go(targets)
 
-    async def _perform(
-        self, write: Write, context: WorkContext, claimed: ClaimedItem, spent: VendorError | None
-    ) -> Performed:
-        item = claimed.item
-        name = effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)
-        if spent is not None or item.executions or item.crashes:
-            standing = await self._record(Intent(claimed, name, write, send=None))
-            if standing.state != "planned":
-                return await self._go_on(write, context, claimed, standing, spent)
-            if spent is not None:
-                return Performed(spent)
-        wanted, before = plain(write.wanted(item)), None
-        if isinstance(write, AbsoluteWrite):
-            try:
-                before = plain(await write.read(context, item))
-            except VendorError as error:
-                return Performed(error)
-        need = not isinstance(write, AbsoluteWrite) or not agrees(before, wanted)
-        if need and isinstance(write, AbsoluteWrite):
-            await context.permit(item)  # the read used the first one; not awaited between the intent and its send
-        standing = await self._record(Intent(claimed, name, write, wanted, before, send=need))
-        if standing.went and standing.state == "sending":
-            return await self._send(write, context, claimed, standing, doubtful=False)
-        return await self._go_on(write, context, claimed, standing, spent)
-
-    async def _record(self, intent: Intent) -> Standing:
+    async def record(self, intent: Intent) -> Standing:
+        """Commit the intent; return the state of its effect. Raise Fenced or a VendorError, as `intend`."""
         self.phase[intent.claimed.claim_key] = "recording"
         standing = await self._intend(intent)
         self.phase[intent.claimed.claim_key] = "asking" if standing.state in OPEN else "recording"
         return standing
 
-    async def _go_on(
-        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
-    ) -> Performed:
-        """Continue a write whose effect was recorded before, depending on its present state."""
-        if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
-            return Performed(self._now() + LATER)
-        if standing.state == "applied":
-            return Performed(Done(standing.result if isinstance(write, KeyedWrite) else standing.wanted))
-        if standing.state not in OPEN:
-            return Performed(PermanentError(standing.error or f"the write is {standing.state}", code="NOT_APPLIED"))
-        if not standing.quiet_over and standing.quiet_until is not None:
-            return Performed(standing.quiet_until)
-        return await self._ask(write, context, claimed, standing, spent)
+    def may_send(self, item: Item, asked_at: float) -> bool:
+        """Return True if the write of the item, whose intent was asked for at `asked_at`, may be sent now: it is not
+        too late, and neither its run nor this process ends."""
+        return asyncio.get_running_loop().time() - asked_at <= SEND_WITHIN and self._may_send(item)
 
-    async def _ask(
-        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, spent: VendorError | None
-    ) -> Performed:
-        """Find out whether the last send was applied, and send again unless it was or may not be repeated."""
-        before, doubtful = standing.before, isinstance(write, KeyedWrite)
-        if isinstance(write, AbsoluteWrite):
+    def now(self) -> datetime:
+        return self._now()
+
+
+class WriteCall:
+    """One call of a write with its items."""
+
+    def __init__(self, executor: WriteExecutor, write: Write, context: WorkContext, answers: Answers) -> None:
+        self._executor = executor
+        self._write = write
+        self._context = context
+        self._answers = answers
+
+    async def look_up(self, targets: list[Target]) -> list[Target]:
+        """Look up the effects of items that were executed before; return the items that are to be sent or read."""
+        known = [one for one in targets if one.spent is not None or one.item.executions or one.item.crashes]
+        for one, standing in await self._record([(one, self._intent(one, send=None)) for one in known]):
+            if standing.state != "planned":
+                self._continue(one, standing)
+            elif one.spent is not None:
+                self._answer(one, one.spent)
+        return self._unanswered(targets)
+
+    async def go(self, targets: list[Target]) -> list[Target]:
+        """Read the states at the vendor, then send what is not there. Return the items whose writes turned out to be
+        in doubt, to be read once more."""
+        write, found = self._write, dict[str, Any]()
+        if isinstance(write, ReadableWrite):
             try:
-                before = plain(await write.read(context, claimed.item))
+                found = plain(await write.read_all(self._context, [one.item for one in targets]))
             except VendorError as error:
-                return Performed(error, standing.ended("unknown"))
-            verdict = conclude(before, standing.wanted, standing.before)
-            if verdict == "applied":
-                return Performed(Done(standing.wanted), standing.ended("applied"))
-            if verdict == "conflict":
-                message = f"found {json.dumps(before)}: not as wanted, nor as before, {json.dumps(standing.before)}"
-                return Performed(PermanentError(message, code="CONFLICT"), standing.ended("conflict", error=message))
-        elif isinstance(write, KeyedWrite) and standing.age is not None and standing.age > KEY_LIFE * write.remembered:
-            spent = PermanentError(f"sent {standing.age} ago: the vendor may have forgotten its key", ambiguous=True)
-        if spent is not None:
-            state: State = "unknown" if doubtful else "not_applied"
-            return Performed(spent, standing.ended(state, error=spent.message))
-        if isinstance(write, AbsoluteWrite):
-            await context.permit(claimed.item)
-        again = await self._record(
-            Intent(claimed, standing.id, write, standing.wanted, before, again_after=standing.sends)
-        )
-        if not again.went:
-            return Performed(again.quiet_until or self._now() + LATER)
-        return await self._send(write, context, claimed, again, doubtful=doubtful)
+                for one in targets:
+                    self._answer(one, error, one.doubt and one.doubt.ended("unknown"))
+                return []
+        intents = [(one, self._decide(one, found.get(one.item.key))) for one in targets]
+        wanted = [(one, intent) for one, intent in intents if intent is not None]
+        if isinstance(write, ReadableWrite) and any(intent.send for _, intent in wanted):
+            # The read used the first permit. Not awaited between the intent and its send.
+            await self._context.permit(wanted[0][0].item)
+        sending = []
+        for one, standing in await self._record(wanted):
+            if standing.went and standing.state == "sending":
+                sending.append((one, standing))
+            elif one.doubt is not None:
+                self._answer(one, standing.quiet_until or self._executor.now() + LATER)
+            else:
+                self._continue(one, standing)
+        await self._send(sending)
+        return self._unanswered(targets)
 
-    async def _send(
-        self, write: Write, context: WorkContext, claimed: ClaimedItem, standing: Standing, *, doubtful: bool
-    ) -> Performed:
-        """Send the write, whose intent has just been committed, unless that took too long or the item may not be sent
-        any more. `doubtful`: an earlier send of it is unresolved."""
-        item = claimed.item
-        late = asyncio.get_running_loop().time() - standing.asked_at > SEND_WITHIN
-        if late or not self._may_send(item):
-            state: State = "unknown" if doubtful else "planned"
-            return Performed(self._now() + LATER, standing.ended(state, error="not sent: too late"))
+    def _continue(self, one: Target, standing: Standing) -> None:
+        """Answer for a write whose effect was recorded before, depending on its present state; in doubt, and quiet, it
+        stays open to be read."""
+        if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
+            self._answer(one, self._executor.now() + LATER)
+        elif standing.state == "applied":
+            self._answer(one, Done(standing.result if isinstance(self._write, KeyedWrite) else standing.wanted))
+        elif standing.state not in OPEN:
+            message = standing.error or f"the write is {standing.state}"
+            self._answer(one, PermanentError(message, code="NOT_APPLIED"))
+        elif not standing.quiet_over and standing.quiet_until is not None:
+            self._answer(one, standing.quiet_until)
+        else:
+            one.doubt = standing
+
+    def _decide(self, one: Target, found: Any) -> Intent | None:
+        """Return the intent that the state `found` at the vendor leads to; None if the item is answered by it."""
+        write, doubt = self._write, one.doubt
+        if doubt is not None:
+            return self._decide_again(one, doubt, found)
+        wanted = plain(write.wanted(one.item))
+        if not isinstance(write, ReadableWrite):
+            return self._intent(one, wanted)
+        look = first_look(write, one.item, found, wanted)
+        if look == "conflict":
+            message = f"found {json.dumps(found)}: neither as wanted nor as expected; nothing was sent"
+            self._answer(one, PermanentError(message, code=write.conflict))
+            return None
+        return self._intent(one, wanted, found, send=look == "send")
+
+    def _decide_again(self, one: Target, doubt: Standing, found: Any) -> Intent | None:
+        """Find out whether the last send was applied; return the intent to send again, unless it was or may not be
+        repeated."""
+        write, spent, before = self._write, one.spent, doubt.before
+        state: State = "unknown"
+        if isinstance(write, ReadableWrite):
+            verdict = conclude(found, doubt.wanted, doubt.before)
+            if verdict == "applied":
+                self._answer(one, Done(doubt.wanted), doubt.ended("applied"))
+                return None
+            if verdict == "conflict":
+                message = f"found {json.dumps(found)}: not as wanted, nor as before, {json.dumps(doubt.before)}"
+                failed = PermanentError(message, code=write.conflict)
+                self._answer(one, failed, doubt.ended("conflict", error=message))
+                return None
+            before, state = found, "not_applied"
+        elif isinstance(write, KeyedWrite) and doubt.age is not None and doubt.age > KEY_LIFE * write.remembered:
+            spent = PermanentError(f"sent {doubt.age} ago: the vendor may have forgotten its key", ambiguous=True)
+        if spent is not None:
+            self._answer(one, spent, doubt.ended(state, error=spent.message))
+            return None
+        return self._intent(one, doubt.wanted, before, again_after=doubt.sends)
+
+    async def _send(self, sending: list[tuple[Target, Standing]]) -> None:
+        """Send the writes, whose intents have just been committed, except those for which that took too long or which
+        may not be sent any more."""
+        in_time = []
+        for one, standing in sending:
+            if self._executor.may_send(one.item, standing.asked_at):
+                in_time.append((one, standing))
+            else:
+                state: State = "unknown" if self._doubtful(one) else "planned"
+                self._answer(one, self._executor.now() + LATER, standing.ended(state, error="not sent: too late"))
+        if not in_time:
+            return
         crashpoint("before send")
-        self.phase[claimed.claim_key] = "sending"
+        for one, _ in in_time:
+            self._executor.phase[one.claimed.claim_key] = "sending"
+        orders = [(one.item, Order(str(it.id), it.wanted, it.before)) for one, it in in_time]
         try:
-            result = await write.send(context, item, Order(str(standing.id), standing.wanted, standing.before))
+            answers = await self._write.send_all(self._context, orders)
         except VendorError as error:
-            state = after_failure(error, doubtful=doubtful)
-            return Performed(error, standing.ended(state, error=error.message))
+            for one, standing in in_time:
+                self._refused(one, standing, error)
+            return
         crashpoint("after send")
-        if isinstance(write, AbsoluteWrite):
+        for one, standing in in_time:
+            self._sent(one, standing, answers)
+
+    def _sent(self, one: Target, standing: Standing, answers: Mapping[str, Any] | None) -> None:
+        """Judge the vendor's answer to the write of this item."""
+        result = None if answers is None else answers.get(one.item.key, NOT_NAMED)
+        if result is NOT_NAMED:
+            result = TransientError("The vendor's answer does not name it", code="NOT_NAMED")
+        if isinstance(result, VendorError):
+            self._refused(one, standing, result)
+            return
+        if isinstance(self._write, ReadableWrite):
             if result is not None and not agrees(plain(result), standing.wanted):
                 message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
-                return Performed(
-                    PermanentError(message, code="NOT_AS_WANTED"), standing.ended("conflict", error=message)
-                )
+                failed = PermanentError(message, code="NOT_AS_WANTED")
+                self._answer(one, failed, standing.ended("conflict", error=message))
+                return
             result = standing.wanted
-        return Performed(Done(result), standing.ended("applied", result))
+        self._answer(one, Done(result), standing.ended("applied", result))
+
+    def _refused(self, one: Target, standing: Standing, error: VendorError) -> None:
+        state = after_failure(error, doubtful=self._doubtful(one))
+        self._answer(one, error, standing.ended(state, error=error.message))
+
+    def _doubtful(self, one: Target) -> bool:
+        """Return True if an earlier send of the write is unresolved; the read-back of a C2 write has resolved it."""
+        return one.doubt is not None and isinstance(self._write, KeyedWrite)
+
+    def _intent(self, one: Target, wanted: Any = None, before: Any = None, **options: Any) -> Intent:
+        return Intent(one.claimed, one.effect, self._write, wanted, before, **options)
+
+    async def _record(self, wanted: Sequence[tuple[Target, Intent]]) -> list[tuple[Target, Standing]]:
+        """Commit the intents, together; return the states of their effects. Items whose claim was lost, or whose intent
+        cannot be stored, are answered."""
+        record = self._executor.record
+        standings = await asyncio.gather(*(record(intent) for _, intent in wanted), return_exceptions=True)
+        recorded = []
+        for (one, _), standing in zip(wanted, standings, strict=True):
+            if isinstance(standing, Fenced):
+                self._answers[one.claimed.claim_key] = None
+            elif isinstance(standing, VendorError):
+                self._answer(one, standing)
+            elif isinstance(standing, BaseException):
+                raise standing
+            else:
+                recorded.append((one, standing))
+        return recorded
+
+    def _answer(self, one: Target, outcome: Done | VendorError | datetime, effect: EffectEnd | None = None) -> None:
+        self._answers[one.claimed.claim_key] = Performed(outcome, effect)
+        self._executor.phase.pop(one.claimed.claim_key, None)
+
+    def _unanswered(self, targets: list[Target]) -> list[Target]:
+        return [one for one in targets if one.claimed.claim_key not in self._answers]
+
+
+NOT_NAMED = object()
+
+
+def _effect_of(item: Item) -> UUID:
+    return effect_id(item.tenant_id, item.event_key, item.stage, item.key, item.round)

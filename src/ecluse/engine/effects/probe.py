@@ -13,8 +13,10 @@ import structlog
 from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_rows
 from ecluse.engine.effects.protocol import EffectEnd, conclude, plain, settle
-from ecluse.engine.model.flow import AbsoluteWrite, Flow, WorkContext
+from ecluse.engine.model.context import WorkContext
+from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.item import Item
+from ecluse.engine.model.writes import ReadableWrite
 from ecluse.engine.runs import run_log
 
 log = structlog.get_logger(__name__)
@@ -68,9 +70,9 @@ async def _read_back(
     """Read the state at the vendor and judge the effect `name` by it: `before` is the state before the write, `wanted`
     the state that it was to set."""
     stage = flow.stage(item.stage)
-    if not isinstance(stage.work, AbsoluteWrite):
-        raise TypeError(f"{item.flow}/{item.stage} is no AbsoluteWrite any more")
+    if not isinstance(stage.work, ReadableWrite):
+        raise TypeError(f"{item.flow}/{item.stage} is no write that can be read back any more")
     async with asyncio.timeout(stage.time_limit.total_seconds()):
         await context.permit(item)
-        found = plain(await stage.work.read(context, item))
+        found = plain((await stage.work.read_all(context, [item])).get(item.key))
     return EffectEnd(name, sends, conclude(found, wanted, before))

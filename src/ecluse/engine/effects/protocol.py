@@ -27,9 +27,9 @@ from ecluse.base.errors import PermanentError, VendorError
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_rows
-from ecluse.engine.model.flow import AbsoluteWrite, KeyedWrite, Write
-from ecluse.engine.model.item import ClaimedItem, ClaimKey
+from ecluse.engine.model.item import ClaimedItem, ClaimKey, Item
 from ecluse.engine.model.retry import GiveUp, Retry
+from ecluse.engine.model.writes import KeyedWrite, ReadableWrite, Write
 
 SEND_WITHIN = 1.0  # seconds from the intent to its send; up to twice as long if its commit had to be repeated
 LATER = timedelta(seconds=1)
@@ -180,6 +180,14 @@ def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_ap
     return "not_applied" if found == before else "conflict"
 
 
+def first_look(write: ReadableWrite, item: Item, found: Any, wanted: Any) -> Literal["applied", "send", "conflict"]:
+    """Judge a write that was not sent yet by the state `found` at the vendor: it may be as wanted already, or another
+    than the write expects."""
+    if agrees(found, wanted):
+        return "applied"
+    return "send" if write.expected is None or agrees(found, plain(write.expected(item))) else "conflict"
+
+
 def agrees(found: Any, wanted: Any) -> bool:
     """Return True if the state that was found is as wanted; in an object, only the wanted fields count."""
     if isinstance(found, dict) and isinstance(wanted, dict):
@@ -225,4 +233,4 @@ def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retr
     earliest; a write that can be read back is never given up; any other is given up for good."""
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
-    return Retry(now + write.quiet) if isinstance(write, AbsoluteWrite) else GiveUp(permanent=True)
+    return Retry(now + write.quiet) if isinstance(write, ReadableWrite) else GiveUp(permanent=True)

@@ -12,7 +12,8 @@ from ecluse.base.errors import EcluseError, ForbiddenTransition
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
 from ecluse.engine.lead import durable, gate
-from ecluse.engine.model.flow import EmitLive, Flow, Run, Source, Stage
+from ecluse.engine.model.context import EmitLive
+from ecluse.engine.model.flow import Flow, Run, Source, Stage
 from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, lifecycle, stages, targets
 

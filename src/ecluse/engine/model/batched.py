@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ecluse.db.connect import Connection
-from ecluse.engine.model.flow import WorkContext
+from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.item import Item
 
 T = TypeVar("T")

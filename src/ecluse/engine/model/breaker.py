@@ -107,7 +107,10 @@ def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
     code = error.code if isinstance(error, VendorError) else None
     if breaker is None or (error is not None and code is None):
         return None
-    return True if code in breaker.codes else None if code in NO_ANSWER | breaker.silent else False
+    throttled = isinstance(error, VendorError) and error.throttled
+    if code in breaker.codes or (throttled and "THROTTLED" in breaker.codes):
+        return True
+    return None if code in NO_ANSWER | breaker.silent else False
 
 
 def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:

@@ -3,8 +3,8 @@ through them; the engine supplies durability, concurrency, retries and the count
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 from ecluse.base.clock import Clock
 from ecluse.base.trace import Tracer
-from ecluse.db.connect import Connection, Pool
+from ecluse.db.connect import Connection
 from ecluse.engine.model.breaker import Breaker
-from ecluse.engine.model.budget import Charge
+from ecluse.engine.model.context import EphemeralEvent, WorkContext
 from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
+from ecluse.engine.model.writes import BatchWrite, Write
 from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
@@ -63,25 +64,14 @@ class Run:
 class NewItem(NamedTuple):
     """A unit of work to be fanned out. `target` is the record the run answers for: by default the key; an empty target
     is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the lane's cap
-    per key. `lane`: the lane of the credential (and model) with which it will be called, beneath that of the stage;
-    None is the stage's own."""
+    per key, and the calls of a `BatchWrite`. `lane`: the lane of the credential (and model) with which it will be
+    called, beneath that of the stage; None is the stage's own."""
 
     key: str
     target: str | None = None
     payload: Any = None
     group: str | None = None
     lane: Lane | None = None
-
-
-class EphemeralEvent(NamedTuple):
-    """An event for the current realtime subscribers: not stored, and harmless to lose."""
-
-    tenant_id: str
-    event: str
-    payload: Mapping[str, Any]
-
-
-EmitLive = Callable[[Sequence[EphemeralEvent]], None]  # never waits, never raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +84,21 @@ class Saved:
     kept: Any = None
 
 
+class ItemEnd(NamedTuple):
+    """Argument of `Stage.on_end`: the end of an execution, as this commit stores it. Status `open`: the item is
+    executed again, at `retry_at` or later. `executions` are those counted against its retry budget, this one included;
+    `result` and `kept` are those of its `Done`."""
+
+    item: Item
+    status: Literal["succeeded", "failed", "ignored", "open"]
+    executions: int
+    result: Any = None
+    kept: Any = None
+    error_code: str | None = None
+    error: str | None = None
+    retry_at: datetime | None = None
+
+
 class FinishedItem(NamedTuple):
     """Argument of `Stage.news`: a finished item, as it was committed."""
 
@@ -104,84 +109,10 @@ class FinishedItem(NamedTuple):
     error: str | None
 
 
-@dataclass(frozen=True)
-class WorkContext:
-    """The resources that a stage's work may use besides its item: `vendors` is the object that `Flow.vendors` made. No
-    transaction is open while a vendor is called."""
-
-    vendors: Any
-    now: Callable[[], datetime]
-    reserve: Callable[[Item], Awaitable[None]] | None = None  # for `permit`
-    emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
-    begin_paid: Callable[[str | None, Charge], Awaitable[None]] | None = None  # for `pay`
-    pool: Pool | None = None  # for `database`
-
-    async def pay(self, item: Item, lock: str | None = None, charge: Charge | None = None) -> None:
-        """Announce a call that costs money (`Stage.paid`), right before it, and reserve what it may cost (`charge`). If
-        a budget has no room for it, the item is postponed. From here on the call may finish even if its run ends; in
-        that case this process holds `lock`, a lease of that run, until the call is over. If the call may have been paid
-        for before, this is recorded."""
-        if self.begin_paid is not None:
-            await self.begin_paid(lock, charge or Charge(item.flow, item.stage, None))
-
-    @asynccontextmanager
-    async def database(self) -> AsyncIterator[Connection]:
-        """Borrow a connection for a brief query before the vendor is called; leave the block before the call. If the
-        database is unavailable, let the error pass: the item is postponed, and no execution is counted."""
-        assert self.pool is not None  # noqa: S101 - the kit gives it
-        async with self.pool.connection() as connection:
-            yield connection
-
-    async def permit(self, item: Item) -> None:
-        """Wait until the lane's rate permits a further call of this item; its first call has its permit already. If the
-        lane is closed meanwhile, the item is released and begins anew later."""
-        if self.reserve is not None:
-            await self.reserve(item)
-
-
-class Order(NamedTuple):
-    """A write, as it is sent to the vendor. `key` is the idempotency key, the same for every send; `before` is the
-    state read from the vendor just before."""
-
-    key: str
-    wanted: Any
-    before: Any
-
-
-@dataclass(frozen=True)
-class Write:
-    """A write at a vendor, instead of plain work: the engine records the write before each send, and finds out whether
-    it was applied if the answer is lost. `wanted` returns the value to write for an item, `send` sends it; the wanted
-    value and the state read back are JSON. The write is neither sent again nor read back before `quiet` has passed
-    since the last send: at least the call's own deadline, plus two seconds, plus the longest time in which the vendor
-    may still apply a request that it has received."""
-
-    wanted: Callable[[Item], Any]
-    send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
-    quiet: timedelta
-
-
-@dataclass(frozen=True)
-class KeyedWrite(Write):
-    """A write of class C1: the vendor deduplicates it by the key, for as long as `remembered`. The vendor's answer is
-    the item's result."""
-
-    remembered: timedelta = timedelta(hours=24)
-
-
-@dataclass(frozen=True)
-class AbsoluteWrite(Write):
-    """A write of class C2: it sets a state that `read` reads back. The state read must have the wanted fields, spelled
-    alike ("12.5" is not "12.50"); a state that is neither the wanted nor the former one was written by another party,
-    and is not overwritten. `send` may return the state that the vendor answered, so that a state that is not as wanted
-    is found at once. The item's result is `wanted`."""
-
-    read: Callable[[WorkContext, Item], Awaitable[Any]] = field(kw_only=True)
-
-
 Work = Callable[[WorkContext, Item], Awaitable[Result]]
 # Runs in the commit's transaction, a pipelined `together`: results must be fetched, and rowcount is not known.
 Save = Callable[[Connection, Sequence[Saved]], Awaitable[None]]
+OnEnd = Callable[[Connection, Sequence[ItemEnd]], Awaitable[None]]  # in the same transaction as `Save`
 Source = Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]
 News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[EphemeralEvent]]]
 
@@ -239,6 +170,11 @@ class Stage:
     lane: Lane
     work: Work | Write
     save: Save | None = None
+    # Called in the commit that stores them, once with all ends of executions in this stage: success, failure, a retry
+    # to come; not for items put back uncounted (postponed, closed lane). Items that fail without an execution (time
+    # limit of the gate, `give_up`, end of the run) are not passed: they have failed when the run ends at the latest,
+    # and `Flow.ended` runs in that transaction.
+    on_end: OnEnd | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     time_limit: timedelta = timedelta(minutes=5)  # of one execution
     max_wait: timedelta = timedelta(minutes=10)  # of the gate
@@ -247,9 +183,10 @@ class Stage:
     incomplete: str = "Not finished in time (timeout/stall)"
     weight: int = 1  # permits that one call takes of its lane's rate
     last: bool = False  # a target that has passed this stage is done; if no stage sets it, the flow's last stage counts
-    opens: bool = False  # its `save` opens the next stage of its run, in the same commit
+    opens: bool = False  # its `save` or `on_end` opens the next stage of its run, in the same commit
     # A call costs money and changes nothing at the vendor: a call in flight may finish although its run has ended, and
-    # its result goes to `save` whatever becomes of the item; a retry that may have been paid for twice is recorded.
+    # its result goes to `save` and `on_end` whatever becomes of the item; a retry that may have been paid for twice is
+    # recorded.
     paid: bool = False
     news: News | None = None  # the ephemeral events of finished items, emitted after the commit
     event: str = ""  # name of its fan-out in logs; by default flow/stage
@@ -263,6 +200,10 @@ class Stage:
             raise ValueError(f"stage {self.name}: lane {self.lane.name} is declared, so it has no slash and no tenant")
         if min(self.time_limit, self.max_wait, self.poll) <= timedelta(0) or self.rounds < 0:
             raise ValueError(f"stage {self.name}: time limits are above 0, rounds are not negative")
+        if isinstance(self.work, BatchWrite) and (self.work.most < 1 or self.lane.max_per_key != 1):
+            raise ValueError(
+                f"stage {self.name}: a BatchWrite has at least 1 item per call, and a lane with max_per_key=1"
+            )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ class ClaimedItem(NamedTuple):
     start_at: datetime | None
     suspicion: int = 0
     solo_deaths: int = 0  # workers that died while it ran alone
+    mates: tuple[ClaimedItem, ...] = ()  # claimed with it, to be written in the same call (`BatchWrite`)
+
+    @property
+    def batch(self) -> tuple[ClaimedItem, ...]:
+        """The items of its call: itself and its mates."""
+        return (self, *self.mates)
 
     @property
     def claim_key(self) -> ClaimKey:

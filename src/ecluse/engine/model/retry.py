@@ -9,18 +9,16 @@ from datetime import datetime, timedelta
 from math import floor
 from typing import Literal
 
-from ecluse.base.errors import NonRetriableError, PermanentError, TransientError
+from ecluse.base.errors import NonRetriableError, PermanentError, TransientError, VendorError
 
 # A vendor that asks for a longer wait has only refused this attempt: the policy's own backoff applies.
 LONGEST_RETRY_AFTER = timedelta(minutes=15)
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Retry budget and backoff of a stage. `executions` is the total budget, first try included: 1 means no retry at
-    all. Delays are in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """A series of delays, in seconds."""
 
-    executions: int = 3
     base: float = 1.0
     multiplier: float = 2.0
     longest: float = 60.0
@@ -28,10 +26,23 @@ class RetryPolicy:
     kind: Literal["exponential", "fixed"] = "exponential"
 
     def __post_init__(self) -> None:
-        if self.executions < 1:
-            raise ValueError("a retry budget counts total executions: it is at least 1")
         if min(self.base, self.longest) < 0 or self.multiplier < 1 or not 0 <= self.jitter <= 1:
             raise ValueError("delays are not negative, the multiplier is at least 1, the jitter is a fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy(Backoff):
+    """Retry budget and backoff of a stage. `executions` is the total budget, first try included: 1 means no retry at
+    all. `throttled`: the delays after a refusal for too many calls (`VendorError.throttled`), if they are others; the
+    n-th retry has the n-th delay of the series that fits the last failure."""
+
+    executions: int = 3
+    throttled: Backoff | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.executions < 1:
+            raise ValueError("a retry budget counts total executions: it is at least 1")
 
 
 @dataclass(frozen=True)
@@ -48,16 +59,16 @@ class GiveUp:
     permanent: bool  # a further round would not help either
 
 
-def backoff(policy: RetryPolicy, retry: int, chance: random.Random) -> float:
+def backoff(series: Backoff, retry: int, chance: random.Random) -> float:
     """Return the seconds to wait before retry number `retry` (from 1): capped, jittered symmetrically by `chance`,
     capped again, in whole milliseconds."""
     try:
-        delay = policy.base if policy.kind == "fixed" else policy.base * policy.multiplier ** (retry - 1)
+        delay = series.base if series.kind == "fixed" else series.base * series.multiplier ** (retry - 1)
     except OverflowError:
-        delay = policy.longest
-    delay = min(delay, policy.longest)
-    if policy.jitter:
-        delay = min(delay + chance.uniform(-policy.jitter, policy.jitter) * delay, policy.longest)
+        delay = series.longest
+    delay = min(delay, series.longest)
+    if series.jitter:
+        delay = min(delay + chance.uniform(-series.jitter, series.jitter) * delay, series.longest)
     return floor(round(delay * 1000, 6)) / 1000  # 1.001 s is 1000.9999… ms in binary
 
 
@@ -74,4 +85,6 @@ def decide(
     asked = error.retry_after if isinstance(error, TransientError) else None
     if asked is not None and asked <= LONGEST_RETRY_AFTER.total_seconds():
         return Retry(now + timedelta(seconds=asked))
-    return Retry(now + timedelta(seconds=backoff(policy, executions, chance)))
+    throttled = isinstance(error, VendorError) and error.throttled
+    series = policy.throttled if policy.throttled is not None and throttled else policy
+    return Retry(now + timedelta(seconds=backoff(series, executions, chance)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,11 @@ from ecluse.engine.effects import protocol, spend
 from ecluse.engine.effects.protocol import Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
-from ecluse.engine.model.flow import Saved, Stage
 from ecluse.engine.model.item import ClaimKey
 from ecluse.engine.runs import run_log
 from ecluse.engine.runs.lifecycle import LOCK_RUNS
+from ecluse.engine.work import hooks
+from ecluse.engine.work.hooks import Accepted
 from ecluse.engine.work.verdict import ItemResult
 from ecluse.engine.work.worker_slots import WorkerSlots
 
@@ -67,7 +69,8 @@ stored AS (
     WHERE i.id = inp.id AND i.claim_id = inp.claim_id AND i.status = 'open'
     RETURNING i.id, i.run_id, i.stage, coalesce(nullif(i.target, ''), i.key) AS target, i.round, i.executions,
               inp.claim_id, i.status, inp.error_code, inp.error, inp.http_status, inp.event_id, inp.ambiguous,
-              inp.maybe_paid, inp.outage, inp.due_at, i.error AS message, i.error_code AS code),
+              inp.maybe_paid, inp.outage, inp.due_at, i.error AS message, i.error_code AS code,
+              inp.status = 'open' AND i.status = 'failed' AS given_up),
 counted AS (
     UPDATE claims c SET succeeded = c.succeeded + n.succeeded, failed = c.failed + n.failed,
         ignored = c.ignored + n.ignored, released = c.released + n.released,
@@ -90,7 +93,7 @@ logged AS (
     FROM stored, clock WHERE status = 'failed' GROUP BY run_id, now, stage, code, message
     -- in one order: two committers that add to the same lines must not deadlock
     ORDER BY run_id, fold {run_log.ADD_UP})
-SELECT id, claim_id FROM stored
+SELECT id, claim_id, executions, CASE WHEN given_up THEN code END, CASE WHEN given_up THEN message END FROM stored
 """  # noqa: S608 - our own names
 
 
@@ -168,6 +171,9 @@ class Committer:
                 await self._store(batch[middle:])
             elif isinstance(one := batch[0], Intent):
                 one.refuse(PermanentError(f"The write could not be recorded: {_why(error)}", code="STORE_FAILED"))
+            elif one.error_code == "STORE_FAILED" and one.stage.on_end is not None:
+                # The flow refuses the failure, too: it is stored all the same, and `Flow.ended` is left to the flow.
+                await self._store([one._replace(stage=replace(one.stage, on_end=None))])
             elif one.error_code == "STORE_FAILED":
                 raise
             else:
@@ -189,12 +195,12 @@ class Committer:
             "fences": list(fences.values()),
             "replica": self._replica,
         }
-        accepted: set[ClaimKey] = set()
+        accepted: dict[ClaimKey, Accepted] = {}
         recorded: dict[ClaimKey, Standing] = {}
         async with self._pool.connection() as connection:
-            if intents or ended or paid or any(one.stage.save and one.status == "succeeded" for one in results):
+            if intents or ended or paid or any(one.is_heard for one in results):
                 async with together(connection):
-                    if opening := {one.item.run_id for one in results if one.stage.opens and one.status == "succeeded"}:
+                    if opening := {one.item.run_id for one in results if one.stage.opens and one.is_heard}:
                         await connection.execute(LOCK_RUNS, (list(opening),))
                     if intents:
                         # Lock the claims before reading them: ending the run or taking over either waits for this
@@ -206,7 +212,7 @@ class Committer:
                         recorded = await protocol.record(connection, intents, fences, self._replica)
                     if ended:
                         await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
-                    await _save(connection, results, accepted)
+                    await hooks.call(connection, results, accepted)
                     if paid:  # last: no lock is awaited while those on the totals are held
                         await spend.settle(connection, paid)
                     crashpoint("in commit")
@@ -228,24 +234,10 @@ class Committer:
             )
 
 
-async def _execute(connection: Connection, parameters: dict[str, Any]) -> set[ClaimKey]:
-    """Store the results of items; return the claim keys of the accepted ones. The others lost their claim (fenced)."""
-    return {(item, claim) for item, claim in await fetch_rows(connection, STORE, parameters, prepare=True)}
-
-
-async def _save(connection: Connection, batch: list[ItemResult], accepted: set[ClaimKey]) -> None:
-    """Call the `save` of each stage once, with the accepted results of items that succeeded; for a paid stage, with all
-    results that succeeded."""
-    by_stage: dict[int, tuple[Stage, list[Saved]]] = {}
-    for one in batch:
-        # A paid result is saved even if the item is no longer this worker's; its outcome is not touched.
-        if one.status == "succeeded" and one.stage.save and (one.stage.paid or one.claim_key in accepted):
-            _, saved = by_stage.setdefault(id(one.stage), (one.stage, []))
-            saved.append(Saved(one.item, one.result, one.kept))
-    # Stages in a fixed order and rows by key: two committers that store the same records must not deadlock.
-    for stage, saved in sorted(by_stage.values(), key=lambda pair: pair[0].name):
-        if stage.save is not None:
-            await stage.save(connection, sorted(saved, key=lambda each: each.item.key))
+async def _execute(connection: Connection, parameters: dict[str, Any]) -> dict[ClaimKey, Accepted]:
+    """Store the results of items; return the accepted ones, by claim key. The others lost their claim (fenced)."""
+    rows = await fetch_rows(connection, STORE, parameters, prepare=True)
+    return {(item, claim): Accepted(*stored) for item, claim, *stored in rows}
 
 
 def _why(error: Exception) -> str:

@@ -24,7 +24,8 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.db.query import fetch_column, fetch_rows
 from ecluse.engine.lead import durable, gate
-from ecluse.engine.model.flow import EmitLive, FinishedItem, Flow, Run, Stage
+from ecluse.engine.model.context import EmitLive
+from ecluse.engine.model.flow import FinishedItem, Flow, Run, Stage
 from ecluse.engine.model.states import NORMAL, RunEnd
 from ecluse.engine.runs import finalize, items, lifecycle
 from ecluse.engine.work.verdict import ItemResult

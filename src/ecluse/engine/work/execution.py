@@ -1,12 +1,12 @@
-"""One execution of a claimed item: wait for its start, call the work with no transaction open, judge the answer, and
-return the result for the committer."""
+"""One execution of a claimed item, or of the items of a batch: wait for its start, call the work with no transaction
+open, judge the answer, and return the results for the committer."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
@@ -17,11 +17,14 @@ from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.outage import is_unavailable
 from ecluse.engine.effects.paid import OverBudget, PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
-from ecluse.engine.effects.protocol import LATER, EffectEnd, Fenced
+from ecluse.engine.effects.protocol import LATER, EffectEnd
 from ecluse.engine.lanes.registry import Closed, Lanes
 from ecluse.engine.model import counters
-from ecluse.engine.model.flow import Stage, WorkContext, Write
-from ecluse.engine.model.item import ClaimedItem, Done, Ignored, Item, Postponed, Result
+from ecluse.engine.model.breaker import Spared
+from ecluse.engine.model.context import WorkContext
+from ecluse.engine.model.flow import Stage
+from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Ignored, Item, Postponed, Result
+from ecluse.engine.model.writes import Write
 from ecluse.engine.work import verdict
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.suspects import Suspicion
@@ -33,7 +36,19 @@ log = structlog.get_logger(__name__)
 IN_DOUBT = "its last write is in doubt: whether it was applied is checked first"
 UNAVAILABLE = "the database is unavailable"
 
-Answer = Result | VendorError | datetime
+Answer = tuple[Result | VendorError | datetime, EffectEnd | None]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call and what its items share: the instant and the jitter of their retries, so that they are due together;
+    and how its lane took each error. `answers` has the answer of each item, by claim key; None: its claim was lost."""
+
+    stage: Stage
+    answers: dict[ClaimKey, Answer | None] = field(default_factory=dict)
+    failed_at: datetime | None = None
+    jitter: float = 0.0
+    spared: dict[int, Spared | None] = field(default_factory=dict)
 
 
 class Executor:
@@ -62,56 +77,93 @@ class Executor:
         self._ended_runs: set[int] = set()  # that ended while this worker held items of them
         self._awaiting_permit: set[int] = set()  # items
 
-    async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
-        """Execute the item; return the result to be stored, or None if the item is no longer this worker's."""
-        result = await self._execute(slot, claimed)
-        if result is not None and self._paid.may_be_reserved(claimed.item.id):
-            return result._replace(settlement=verdict.settlement(result))
-        return result
+    async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> list[ItemResult]:
+        """Execute the item with its mates; return the results to be stored, without those of items that are no longer
+        this worker's."""
+        results = await self._execute(slot, claimed)
+        if self._paid.may_be_reserved(claimed.item.id):
+            return [one._replace(settlement=verdict.settlement(one)) for one in results]
+        return results
 
-    async def _execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> ItemResult | None:
+    async def _execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> list[ItemResult]:
         stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
+        call = Call(stage)
         try:
             if claimed.start_at is not None:
                 await asyncio.sleep((claimed.start_at - self._clock.now()).total_seconds())
             if self._lanes.is_closed(claimed.item.lane_id):
                 self._lanes.refresh(claimed.item.lane_id)  # the NOTIFY that it was opened may have been lost
-                return release(stage, claimed)
+                return [release(stage, one) for one in claimed.batch]
             slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
             with counters.timed(claimed.item.flow, stage.name):
-                answer, effect = await self._call(stage, claimed)
-            return self._judge(stage, claimed, answer, effect)
+                await self._call(call, claimed)
+            return self._results(call, claimed)
         except Closed:
-            return release(stage, claimed)
+            return self._results(call, claimed)
         except OverBudget as over:
-            return self._judge(stage, claimed, over.postponed, None)
+            return self._results(call, claimed, over.postponed)
         except asyncio.CancelledError as error:
-            return self._interrupted(slot, stage, claimed, error)
-        except Fenced:
-            log.warning("execution: fenced out, nothing sent", **claimed.item.log_fields)
-            return None
-        except Exception as error:  # work may raise anything: it is this item's error
-            called = claimed.item.id in self._paid or claimed.claim_key in self._writes.phase
+            return self._interrupted(slot, call, claimed, error)
+        except Exception as error:  # work may raise anything: it is the error of its items
+            open_ = [one for one in claimed.batch if one.claim_key not in call.answers]
+            called = any(one.item.id in self._paid or one.claim_key in self._writes.phase for one in open_)
             if is_unavailable(error) and not called:
-                return self._judge(stage, claimed, Postponed(self._clock.now() + LATER, UNAVAILABLE), None)
+                return self._results(call, claimed, Postponed(self._clock.now() + LATER, UNAVAILABLE))
             if not isinstance(error, EcluseError) and not claimed.item.executions:  # log it once per item
                 log.exception("execution: work raised an unexpected error", **claimed.item.log_fields)
-            return self._failed(stage, claimed, error)
+            return self._results(call, claimed, error)
 
-    async def _call(self, stage: Stage, claimed: ClaimedItem) -> tuple[Answer, EffectEnd | None]:
-        """Call the work, or perform the write, of the item; return the answer, and the new state of the write's effect.
-        An item that is given up is not executed, but its write is still read back if it is in doubt."""
-        item, context = claimed.item, self._contexts[claimed.item.flow]
-        spent = verdict.give_up_reason(stage, claimed) if item.crashes or item.executions else None
-        if spent is not None and (claimed.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
-            return spent, None
+    async def _call(self, call: Call, claimed: ClaimedItem) -> None:
+        """Call the work, or perform the write, of the items, and put their answers into `call`. An item that is given
+        up is not executed, but its write is still read back if it is in doubt."""
+        stage, context, batch = call.stage, self._contexts[claimed.item.flow], []
+        for one in claimed.batch:
+            spent = verdict.give_up_reason(stage, one) if one.item.crashes or one.item.executions else None
+            if spent is not None and (one.suspicion == Suspicion.DEADLY or not isinstance(stage.work, Write)):
+                call.answers[one.claim_key] = spent, None
+            else:
+                batch.append((one, spent))
+        if not batch:
+            return
         if isinstance(stage.work, Write):
-            return await self._writes.perform(stage.work, context, claimed, spent)
+            await self._writes.perform(stage.work, context, batch, call.answers)  # type: ignore[arg-type]
+            return
         if stage.paid:
             context = replace(context, begin_paid=partial(self._paid.begin, context, claimed))
-        return await stage.work(context, item), None
+        call.answers[claimed.claim_key] = await stage.work(context, claimed.item), None
 
-    def _judge(self, stage: Stage, claimed: ClaimedItem, answer: Answer, effect: EffectEnd | None) -> ItemResult:
+    def _results(
+        self, call: Call, claimed: ClaimedItem, otherwise: Postponed | datetime | Exception | None = None
+    ) -> list[ItemResult]:
+        """Judge the answers of the items. `otherwise`: for items without an answer, when they are executed again, or
+        the error that ended their execution; None: they are put back."""
+        results = []
+        for one in claimed.batch:
+            if one.claim_key not in call.answers:
+                results.append(self._without_answer(call, one, otherwise))
+            elif (answer := call.answers[one.claim_key]) is not None:
+                results.append(self._judge(call, one, *answer))
+            else:
+                log.warning("execution: fenced out, nothing sent", **one.item.log_fields)
+        return results
+
+    def _without_answer(
+        self, call: Call, claimed: ClaimedItem, otherwise: Postponed | datetime | Exception | None
+    ) -> ItemResult:
+        match otherwise:
+            case None:
+                return release(call.stage, claimed)
+            case datetime() as at:
+                return release(call.stage, claimed, at)
+            case Postponed():
+                return self._judge(call, claimed, otherwise, None)
+            case error:
+                return self._failed(call, claimed, error)
+
+    def _judge(
+        self, call: Call, claimed: ClaimedItem, answer: Result | VendorError | datetime, effect: EffectEnd | None
+    ) -> ItemResult:
+        stage = call.stage
         if self._lanes.counting and isinstance(answer, Done | Ignored):
             self._lanes.record_result(claimed, None, called=self._called(stage, claimed.item))
         item, claim_id, fence, *_ = claimed
@@ -122,43 +174,56 @@ class Executor:
             case Ignored(reason, code):
                 return ItemResult(item, stage, claim_id, fence, "ignored", error_code=code, error=reason)
             case VendorError() as error:
-                return self._failed(stage, claimed, error, effect)
+                return self._failed(call, claimed, error, effect)
             case Postponed(at, _):
                 return release(stage, claimed, at, effect)._replace(postponed=answer)
             case datetime() as at:
                 return release(stage, claimed, at, effect)._replace(postponed=Postponed(at, IN_DOUBT))
             case other:
-                return self._failed(stage, claimed, TypeError(f"work returned {other!r}, not Done or Ignored"))
+                return self._failed(call, claimed, TypeError(f"work returned {other!r}, not Done or Ignored"))
 
     def _interrupted(
-        self, slot: WorkerSlot, stage: Stage, claimed: ClaimedItem, error: asyncio.CancelledError
-    ) -> ItemResult | None:
-        """Return the result of a call that was cancelled: because it exceeded its time limit, because its run has ended
-        (None), or by its own code. If the process stops, the error is raised."""
+        self, slot: WorkerSlot, call: Call, claimed: ClaimedItem, error: asyncio.CancelledError
+    ) -> list[ItemResult]:
+        """Return the results of a call that was cancelled: because it exceeded its time limit, because its run has
+        ended (none), or by its own code. If the process stops, the error is raised."""
+        phases = {self._writes.phase.get(one.claim_key) for one in claimed.batch}
         match slot.reset():
-            case "late" if claimed.item.id in self._awaiting_permit:
-                return release(stage, claimed)  # waiting for the lane's rate is no execution
-            case "late" if self._writes.phase.get(claimed.claim_key) == "recording":
-                return release(stage, claimed, self._clock.now() + LATER)  # the database was slow, not the vendor
+            case "late" if any(one.item.id in self._awaiting_permit for one in claimed.batch):
+                return self._results(call, claimed)  # waiting for the lane's rate is no execution
+            case "late" if "recording" in phases and not phases & {"asking", "sending"}:
+                return self._results(call, claimed, self._clock.now() + LATER)  # the database was slow, not the vendor
             case "late":
-                limit = f"{stage.time_limit.total_seconds():g} s"
-                return self._failed(stage, claimed, TransientError(f"No answer within {limit}", code="TIMEOUT"))
+                limit = f"{call.stage.time_limit.total_seconds():g} s"
+                return self._results(call, claimed, TransientError(f"No answer within {limit}", code="TIMEOUT"))
             case "dropped":
-                return None
+                return []
             case _ if slot.is_stopping:
                 self._paid.cut_off(claimed.item)
                 raise error
             case _:
                 cancelled = RuntimeError(f"something inside the work was cancelled: {error!r}")
-                return self._failed(stage, claimed, cancelled)
+                return self._results(call, claimed, cancelled)
 
     def _failed(
-        self, stage: Stage, claimed: ClaimedItem, error: Exception, effect: EffectEnd | None = None
+        self, call: Call, claimed: ClaimedItem, error: Exception, effect: EffectEnd | None = None
     ) -> ItemResult:
-        spared = self._lanes.record_result(claimed, error, called=self._called(stage, claimed.item))
-        in_doubt = self._writes.phase.get(claimed.claim_key) in ("asking", "sending")
-        now, chance = self._clock.now(), self._chance
-        return verdict.failed(stage, claimed, error, effect, in_doubt=in_doubt, now=now, chance=chance, spared=spared)
+        stage = call.stage
+        if id(error) not in call.spared:  # one failed call, however many items it had
+            called = self._called(stage, claimed.item)
+            call.spared[id(error)] = self._lanes.record_result(claimed, error, called=called)
+        if call.failed_at is None:
+            call.failed_at, call.jitter = self._clock.now(), self._chance.random()
+        return verdict.failed(
+            stage,
+            claimed,
+            error,
+            effect,
+            in_doubt=self._writes.phase.get(claimed.claim_key) in ("asking", "sending"),
+            now=call.failed_at,
+            chance=random.Random(call.jitter),  # noqa: S311 - not cryptography
+            spared=call.spared[id(error)],
+        )
 
     def _called(self, stage: Stage, item: Item) -> bool:
         """Return True if the vendor was called: paid work announces its call (`pay`), other work always calls."""
@@ -189,7 +254,9 @@ class Executor:
 
     def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
         """Return True for a write or a paid call in flight: it may finish although its run has ended."""
-        return claimed.item.id in self._paid or self._writes.phase.get(claimed.claim_key) == "sending"
+        if claimed.item.id in self._paid:
+            return True
+        return any(self._writes.phase.get(one.claim_key) == "sending" for one in claimed.batch)
 
     def forget(self, one: ClaimedItem | ItemResult) -> None:
         """Drop the state kept for an item whose result is stored, or whose claim is lost."""

@@ -17,9 +17,10 @@ from ecluse.engine.effects.protocol import EffectEnd, again_or_never
 from ecluse.engine.model import counters
 from ecluse.engine.model.breaker import Spared
 from ecluse.engine.model.budget import Settlement
-from ecluse.engine.model.flow import Stage, Write
+from ecluse.engine.model.flow import Stage
 from ecluse.engine.model.item import ClaimedItem, ClaimKey, Item, Postponed
 from ecluse.engine.model.retry import Retry, decide
+from ecluse.engine.model.writes import Write
 from ecluse.engine.work.suspects import Suspicion
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,13 @@ class ItemResult(NamedTuple):
     @property
     def claim_key(self) -> ClaimKey:
         return self.item.id, self.claim_id
+
+    @property
+    def is_heard(self) -> bool:
+        """True if a hook of the stage gets this result: `save` a success, `on_end` every end of an execution."""
+        if self.stage.on_end is not None and (self.status != "open" or self.error_code is not None):
+            return True
+        return self.stage.save is not None and self.status == "succeeded"
 
     def row(self) -> bytes:
         """Return this result as JSON, in the form of an input row of the committer's STORE."""

@@ -18,10 +18,12 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
+from ecluse.engine.model.writes import BatchWrite
 from ecluse.engine.work.claim import AHEAD_SECONDS, LANES_AT_ONCE, Claimant, WaitingLanes, Window, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
+from ecluse.engine.work.mates import join_mates
 from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.release import release_unknown
 from ecluse.engine.work.suspects import SuspectClaims
@@ -61,6 +63,8 @@ class Worker:
         self._clock = clock
         names, weights = [f"{flow}/{stage}" for flow, stage in lanes.stages], [s.weight for s in lanes.stages.values()]
         self._claimant = Claimant(replica, names, weights)
+        works = {name: stage.work for name, stage in lanes.stages.items()}
+        self._batches = {name: work.most for name, work in works.items() if isinstance(work, BatchWrite)}
         self._suspects = SuspectClaims(self._claimant, slots)
         self._pace = Pace(slots)
         self._wake = asyncio.Event()
@@ -82,7 +86,9 @@ class Worker:
     def _lanes_changed(self) -> None:
         """Release the items that have not started and whose lane is closed now."""
         for claimed in self.slots.drop(lambda claimed: self._lanes.is_closed(claimed.item.lane_id)):
-            self.committer.put(release(self._lanes.stages[claimed.item.flow, claimed.item.stage], claimed))
+            stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
+            for one in claimed.batch:
+                self.committer.put(release(stage, one))
         self.wake()
 
     async def run(self) -> None:
@@ -115,7 +121,8 @@ class Worker:
         ended = held.intersection(run_ids)
         self._executor.runs_ended(ended, held, self.slots.executing)
         if ended:
-            self._forget(self.slots.drop(lambda claimed: claimed.item.run_id in ended))
+            for dropped in self.slots.drop(lambda claimed: claimed.item.run_id in ended):
+                self._forget(dropped.batch)
             self.slots.interrupt(
                 lambda claimed: claimed.item.run_id in ended and not self._executor.is_worth_its_answer(claimed)
             )
@@ -150,7 +157,7 @@ class Worker:
         with ignoring_outage("claim"):
             async with self._pool.connection() as connection:
                 if unsure:
-                    known = {claimed.claim_id for claimed in self.slots.claimed}
+                    known = {one.claim_id for claimed in self.slots.claimed for one in claimed.batch}
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await release_unknown(connection, replica=self._claimant.replica, known=list(known))
                 await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
@@ -179,7 +186,7 @@ class Worker:
         if claimed:
             crashpoint("after claim")
         for one in claimed:
-            self._in_hand[one.item.run_id, one.item.stage] += 1
+            self._in_hand[one.item.run_id, one.item.stage] += len(one.batch)
             if one.start_at is not None:
                 if (spacing := self._lanes.spacing(one.item)) < PACED_SECONDS / 10:
                     self._paced_until = self._clock.monotonic() + PACED_SECONDS
@@ -218,7 +225,7 @@ class Worker:
             if ordinary and window.is_all and not found and min(left.slots_left, default=1) > 0:
                 self._pace.found_empty(now)
             claimed += found
-        return claimed
+        return await join_mates(connection, claimant.replica, claimed, self._batches) if ordinary else claimed
 
     @property
     def _ahead(self) -> int:
@@ -229,11 +236,12 @@ class Worker:
         return self._lanes.base(claimed.item.lane_id), claimed.item.tenant_id
 
     async def _run_one(self, slot: WorkerSlot, claimed: ClaimedItem) -> None:
-        result = await self._executor.execute(slot, claimed)
-        if result is None:
-            self._forget([claimed])
-        else:
+        results = await self._executor.execute(slot, claimed)
+        for result in results:
             self.committer.put(result)
+        if len(results) < len(claimed.batch):
+            kept = {result.claim_key for result in results}
+            self._forget([one for one in claimed.batch if one.claim_key not in kept])
 
     async def _commit(self, batch: Sequence[ItemResult | Intent]) -> None:
         """Store the batch, set the alarm for items that are due later, and have stages checked that may be complete

@@ -70,7 +70,7 @@ def audit_stage(
             breaker=VENDOR_DOWN,
         ),
         partial(work.audit, config.max_input_chars),
-        save=store.save_audits,
+        on_end=store.save_ends,
         news=store.news,
         paid=True,
         retry=LLM_CALLS,

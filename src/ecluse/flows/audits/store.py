@@ -1,10 +1,9 @@
 """Storing of ended audits, set-based, and of which audit is the latest of its fiche and config: the one that ended
 last.
 
-A success is written in the commit that makes its item done. A failure is written up to twice: by `news`, right after
-the commit, so that subscribers who receive the event find it in the table; and reliably by `record_failures`, in the
-transaction that ends the run. A paid result is written whenever it arrives, even over a failure; a completed audit is
-never written again.
+An audit is written in the commit that finishes its item (`save_ends`). An item that fails without an execution, or is
+never dispatched, is written by `record_failures`, in the transaction that ends the run. A paid result is written
+whenever it arrives, even over a failure; a completed audit is never written again.
 
 A transaction that ends audits locks their fiches first, by (tenant, fiche id), like every transaction that locks
 fiches: two audits of one fiche and config wait for each other, and cannot both be the latest.
@@ -18,7 +17,7 @@ from typing import Any
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_rows
-from ecluse.engine import EphemeralEvent, FinishedItem, Saved
+from ecluse.engine import EphemeralEvent, FinishedItem, ItemEnd
 from ecluse.retention.kinds import Aged
 
 STAGE = "audit"
@@ -69,9 +68,15 @@ WHERE a.run_id = ANY(%(runs)s) AND a.status IN ('pending', 'running')
 """
 
 
-async def save_audits(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Write completed audits, in the commit that finishes their items. Used as the stage's `save`."""
-    rows = [_end(one.item.payload, "completed", **one.kept) for one in saved if one.kept is not None]
+async def save_ends(connection: Connection, ends: Sequence[ItemEnd]) -> None:
+    """Write completed and failed audits, in the commit that finishes their items. Used as the stage's `on_end`."""
+    rows = []
+    for one in ends:
+        if one.status == "succeeded" and one.kept is not None:
+            rows.append(_end(one.item.payload, "completed", **one.kept))
+        elif one.status in ("failed", "ignored"):
+            error = storable(one.error or "")
+            rows.append(_end(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=error))
     await _finish(connection, rows)
 
 
@@ -87,16 +92,8 @@ async def record_failures(connection: Connection, run_ids: Collection[int]) -> N
             await _finish(connection, found)
 
 
-async def news(connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
-    """Write failed audits, and return the realtime events about all finished ones. Used as the stage's `news`."""
-    failed = [
-        _end(one.item.payload, "failed", error_code=one.error_code or "FAILED", error=storable(one.error or ""))
-        for one in over
-        if one.status != "succeeded"
-    ]
-    if failed:
-        async with connection.transaction():
-            await _finish(connection, failed)
+async def news(_: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
+    """Return the realtime events about finished audits. Used as the stage's `news`."""
     return [_live(one) for one in over]
 
 

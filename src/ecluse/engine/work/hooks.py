@@ -1,0 +1,46 @@
+"""The hooks of stages in the commit: `save` stores what succeeded, `on_end` gets every end of an execution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ecluse.db.connect import Connection
+from ecluse.engine.model.flow import ItemEnd, Saved, Stage
+from ecluse.engine.model.item import ClaimKey
+from ecluse.engine.work.verdict import ItemResult
+
+
+class Accepted(NamedTuple):
+    """What was stored of a result: the item's counted executions and, if its gate has given up on it meanwhile, so that
+    it is not executed again, the error with which it failed."""
+
+    executions: int
+    code: str | None = None
+    error: str | None = None
+
+
+async def call(connection: Connection, batch: Sequence[ItemResult], accepted: Mapping[ClaimKey, Accepted]) -> None:
+    """Call the hooks of each stage once, in the commit's transaction, with the results that were accepted; for a paid
+    stage, also with results that succeeded but are not accepted, because the item is no longer this worker's: its
+    outcome is not touched, but what was paid for is stored."""
+    by_stage: dict[int, tuple[Stage, list[ItemResult]]] = {}
+    for one in batch:
+        paid_for = one.stage.paid and one.status == "succeeded"
+        if one.is_heard and (paid_for or one.claim_key in accepted):
+            by_stage.setdefault(id(one.stage), (one.stage, []))[1].append(one)
+    # Stages in a fixed order and rows by key: two committers that store the same records must not deadlock.
+    for stage, results in sorted(by_stage.values(), key=lambda pair: pair[0].name):
+        ordered = sorted(results, key=lambda one: one.item.key)
+        saved = [Saved(one.item, one.result, one.kept) for one in ordered if one.status == "succeeded"]
+        if stage.save is not None and saved:
+            await stage.save(connection, saved)
+        if stage.on_end is not None:
+            await stage.on_end(connection, [_end(one, accepted.get(one.claim_key)) for one in ordered])
+
+
+def _end(one: ItemResult, stored: Accepted | None) -> ItemEnd:
+    executions = one.item.executions + 1 if stored is None else stored.executions
+    if stored is not None and stored.code is not None:
+        return ItemEnd(one.item, "failed", executions, error_code=stored.code, error=stored.error)
+    return ItemEnd(one.item, one.status, executions, one.result, one.kept, one.error_code, one.error, one.due_at)
