@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0029"
-down_revision = "0022"
+down_revision = "0026"
 
 BATCHES = """
 ALTER TABLE claims ALTER COLUMN lane_id DROP NOT NULL;
