@@ -44,6 +44,12 @@ LANES = {
     ),
     "broken": ("breaker", "break_after = 5, failures = 5", "one call at a time"),
     "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "30 calls a minute"),
+    "slowed": (
+        "throttled",
+        "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s', slowed_to = 0.5, slowed_reason = '429s',"
+        " slowed_until = ecluse_now() + interval '5 minutes'",
+        "30 calls a minute, 50% of its rate until",
+    ),
 }
 
 

@@ -45,6 +45,10 @@ class LaneRow(Shape):
     held_reason: str | None
     down_since: datetime | None = Field(description="The breaker is open: no call has been answered since then.")
     last_failure: str | None
+    vendor_per_second: float | None = Field(description="What the vendor's own budget pays for, as its answers say.")
+    slowed_to: float | None = Field(description="Share of the rate that is used until `slowed_until`.", examples=[0.5])
+    slowed_until: datetime | None
+    slowed_reason: str | None
 
 
 class PauseLane(Reason):

@@ -8,6 +8,7 @@ need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and 
 from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.effects.budgets import Budget, delete_budget, require_budget, set_budget
 from ecluse.engine.lanes.caps import set_caps as set_lane_caps
+from ecluse.engine.lanes.paces import restore_lane, slow_lane
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
@@ -24,6 +25,7 @@ from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
 from ecluse.engine.model.retry import Backoff, RetryPolicy
 from ecluse.engine.model.roles import ROLES, RUNS_AT_ONCE, Role
 from ecluse.engine.model.states import PLAIN, STOPPED, EndCause, State, StatusMap, cause_in_words, terminal_state
+from ecluse.engine.model.throttle import Throttle
 from ecluse.engine.model.writes import AbsoluteWrite, BatchWrite, KeyedWrite, Order, Write
 from ecluse.engine.outbox.events import EVENTS_CHANNEL, Event, PublishedEvent, Sink, read_published
 from ecluse.engine.outbox.events import write as write_events

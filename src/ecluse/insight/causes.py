@@ -91,6 +91,8 @@ class Facts:
     hands: int
     busy: int
     pace: float | None  # recent calls per second of its lane
+    slowed_to: float | None = None  # share of its lane's rate that is used for a while
+    slowed_until: datetime | None = None
 
 
 def cause_of(item: Facts) -> Cause:
@@ -152,11 +154,17 @@ def detail_of(item: Facts) -> str:
         case "per key":
             return f"{item.max_per_key} of its group are in flight, which is its cap in lane {item.lane}"
         case "throttled" if item.per_second is not None:
-            return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute"
+            return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute{_slowed(item)}"
         case _ if item.busy >= item.hands:
             return f"all {item.hands} worker slots of {item.workers} replicas are busy"
         case _:
             return "about to be claimed"
+
+
+def _slowed(item: Facts) -> str:
+    if item.slowed_to is None or item.slowed_until is None:
+        return ""
+    return f", {item.slowed_to:.0%} of its rate until {instant(item.slowed_until)} at least"
 
 
 def detail_with_position(item: Facts) -> str:

@@ -139,7 +139,8 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,
-       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float
+       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, l.slowed_to,
+       l.slowed_until
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
 LEFT JOIN due d ON d.id = m.id ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names

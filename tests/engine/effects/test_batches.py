@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -64,6 +65,7 @@ class Shelf:
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         try:
+            await asyncio.sleep(0.03)
             return await self._handle(goes, orders)
         finally:
             self.at_once -= 1
@@ -86,7 +88,6 @@ class Shelf:
             await asyncio.sleep(60)
         if "accepted" in goes:
             return None
-        await asyncio.sleep(0.01)
         refusal: VendorError = PermanentError("price is too long", code="USER_ERROR")
         answers = {item.key: refusal if item.key in self.refused else order.wanted for item, order in orders}
         return dict(list(answers.items())[1:]) if "names no first" in goes else answers
@@ -99,7 +100,7 @@ def _wanted(item: Item) -> Any:
 def flow_of(write: BatchWrite, lane: Lane | None = None, **options: Any) -> Flow:
     lane = lane or Lane("shelf", max_per_key=1)
     given = {"retry": RETRY, "time_limit": timedelta(seconds=1), "poll": timedelta(milliseconds=100)}
-    one: Stage = stage(work=write, lane=lane, **{**given, **options})  # type: ignore[arg-type]
+    one: Stage = replace(stage(lane=lane, **{**given, **options}), work=write)
 
     async def story(run: Story) -> None:
         await run.select(grouped)

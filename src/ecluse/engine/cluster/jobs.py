@@ -10,6 +10,7 @@ from ecluse.engine.cluster import forced_ends, sweeps
 from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.effects import budgets, probe, spend
 from ecluse.engine.lanes import rows
+from ecluse.engine.lanes.paces import restore_quiet_lanes
 from ecluse.engine.lead.new_runs import take_new_runs
 from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.flow import Flow
@@ -57,6 +58,7 @@ def of_worker(
         Job("ending expired leases", every, leases.end_expired),
         Job("removing unused lanes", 3600.0, rows.remove_unused),
         Job("settling writes in doubt", every, settle),
+        Job("restoring the rates of slowed lanes", every, restore_quiet_lanes),
         Job("settling abandoned paid calls", every, spend.settle_abandoned),
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]

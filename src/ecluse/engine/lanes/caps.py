@@ -14,10 +14,11 @@ from ecluse.db.query import fetch_row
 log = structlog.get_logger(__name__)
 
 CAPS = ("max_in_flight", "max_per_key", "per_second", "burst")
-# Assignments of the caps in force, from prefixes of the columns that have the declared and the set ones.
+# Assignments of the caps in force, from prefixes of the columns that have the declared and the set ones. The rate is
+# that of `paces.py`.
 IN_FORCE = """max_in_flight = coalesce({set}max_in_flight, {declared}max_in_flight),
     max_per_key = coalesce({set}max_per_key, {declared}max_per_key),
-    per_second = coalesce({set}per_second, {declared}per_second),
+    per_second = least(coalesce({set}per_second, {declared}per_second), l.vendor_per_second) * coalesce(l.slowed_to, 1),
     burst = greatest(1, coalesce({set}burst, {declared}burst) - {heaviest} + 1)"""
 SET = f"""
 UPDATE lanes l SET {", ".join(f"set_{cap} = n.{cap}" for cap in CAPS)},

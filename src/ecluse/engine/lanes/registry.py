@@ -22,6 +22,7 @@ from ecluse.db.outage import until_back
 from ecluse.db.query import fetch_all, fetch_value
 from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
 from ecluse.engine.lanes.lane_log import log_to_runs
+from ecluse.engine.lanes.paces import follow_vendor
 from ecluse.engine.lanes.rows import put_declared
 from ecluse.engine.model.breaker import (
     NO_FAILURES,
@@ -37,6 +38,7 @@ from ecluse.engine.model.breaker import (
 )
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.item import ClaimedItem, Item
+from ecluse.engine.model.throttle import Throttle, VendorPace, mean_cost, pace_of
 
 LANES_CHANNEL = "ecluse_lanes"
 POLL_SECONDS = 5.0
@@ -89,6 +91,8 @@ class Lanes:
         self._rings_at: dict[int, datetime] = {}  # ends of holds for which the alarm is set
         self._alarm = Alarm(lambda: self.on_change())
         self._unwritten: list[CallResult] = []
+        self._costs: dict[int, float] = {}  # by lane: mean cost of a call, as its vendor's answers say
+        self._paces: dict[int, VendorPace] = {}  # by lane: what its vendor said last, not written yet
         self._unlogged: asyncio.Queue[Change] = asyncio.Queue()
         self._outdated: set[int] | None = set()  # lanes to be read again; None: all
         self._wake = asyncio.Event()
@@ -196,9 +200,21 @@ class Lanes:
             start_at: datetime | None = await fetch_value(connection, RESERVE, {"lane": lane_id, "weight": weight})
         return start_at or self._clock.now()
 
+    def heard(self, item: Item, told: Throttle) -> None:
+        """Take note of what the vendor said of its budget in the answer to a call of this item (`WorkContext.heard`),
+        for `write_results`."""
+        cost = self._costs[item.lane_id] = mean_cost(self._costs.get(item.lane_id), told)
+        self._paces[item.lane_id] = pace_of(told, cost)
+
     async def write_results(self, pool: Pool) -> None:
-        """Write the results gathered by `record_result` to the lanes. The committer calls it before it stores the
-        results of the items: a claim after that commit finds the lanes updated."""
+        """Write the results gathered by `record_result`, and what vendors said of their budgets, to the lanes. The
+        committer calls it before it stores the results of the items: a claim after that commit finds the lanes
+        updated."""
+        if self._paces:
+            async with pool.connection() as connection:
+                for lane_id, pace in self._paces.items():
+                    await follow_vendor(connection, lane_id, pace)
+            self._paces.clear()
         if results := list(self._unwritten):
             async with pool.connection() as connection:
                 if counted := [one for one in results if one.counts is not None]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.item import Item
+from ecluse.engine.model.throttle import Throttle
 
 
 class EphemeralEvent(NamedTuple):
@@ -35,6 +36,7 @@ class WorkContext:
     emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
     begin_paid: Callable[[str | None, Charge], Awaitable[None]] | None = None  # for `pay`
     pool: Pool | None = None  # for `database`
+    heard: Callable[[Item, Throttle], None] = lambda _, __: None  # what the vendor said of its budget: its lane follows
 
     async def pay(self, item: Item, lock: str | None = None, charge: Charge | None = None) -> None:
         """Announce a call that costs money (`Stage.paid`), right before it, and reserve what it may cost (`charge`). If

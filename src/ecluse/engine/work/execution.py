@@ -66,7 +66,9 @@ class Executor:
         chance: random.Random,
         alive: Callable[[], bool],
     ) -> None:
-        self._contexts = {name: replace(context, reserve=self._reserve) for name, context in contexts.items()}
+        self._contexts = {
+            name: replace(context, reserve=self._reserve, heard=lanes.heard) for name, context in contexts.items()
+        }
         self._lanes = lanes
         self._writes = WriteExecutor(committer.intend, self._may_send, clock.now)
         self._paid = paid

@@ -40,7 +40,7 @@ UPDATE items i SET claim_id = c.id
 FROM mine m JOIN claim c ON c.run_id = m.run_id AND c.stage = m.stage
 WHERE i.id = m.id
 RETURNING m.leader, c.id, c.fence, i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round,
-          i.executions, i.crashes, m.event_key, m.correlation_id
+          i.executions, i.crashes, m.event_key, m.correlation_id, i.lane_id
 """
 
 

@@ -116,9 +116,7 @@ class Transcription:
             news=news,
             last=True,
             paid=True,
-            retry=RetryPolicy(
-                executions=config.attempts, base=config.backoff_base, longest=config.backoff_longest
-            ),
+            retry=RetryPolicy(executions=config.attempts, base=config.backoff_base, longest=config.backoff_longest),
             time_limit=config.time_limit,
             max_wait=PATIENCE,
         )
