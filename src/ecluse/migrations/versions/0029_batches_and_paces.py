@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0029"
-down_revision = "0023"
+down_revision = "0028"
 
 BATCHES = """
 ALTER TABLE claims ALTER COLUMN lane_id DROP NOT NULL;
