@@ -46,8 +46,7 @@ LANES = {
     "rated": ("throttled", "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s'", "30 calls a minute"),
     "slowed": (
         "throttled",
-        "per_second = 0.5, next_free_at = ecluse_now() + interval '4 s', slowed_to = 0.5, slowed_reason = '429s',"
-        " slowed_until = ecluse_now() + interval '5 minutes'",
+        "per_second = 0.5, slowed_to = 0.5, slowed_reason = '429s', slowed_until = ecluse_now() + interval '5 min'",
         "30 calls a minute, 50% of its rate until",
     ),
 }

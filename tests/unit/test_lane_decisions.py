@@ -48,12 +48,15 @@ def test_only_a_vendor_that_asked_for_patience_we_can_give_closes_its_lane(error
 
 
 THROTTLED = TransientError("429", code="THROTTLED")
+STATUS_429 = TransientError("429", code="VENDOR_ERROR_429", ambiguous=False)
+STATUS_429.status = 429
 
 
 @pytest.mark.parametrize(
     ("breaker", "error", "verdict"),
     [
         (Breaker(), THROTTLED, True),
+        (Breaker(), STATUS_429, True),
         (Breaker(), None, False),
         (Breaker(), PermanentError("404", code="NOT_FOUND"), False),
         (Breaker(), TransientError("500", code="VENDOR_ERROR_500"), False),

@@ -18,7 +18,7 @@ from ecluse.base.errors import (
     VendorError,
 )
 from ecluse.base.retry_after import parse_retry_after
-from ecluse.engine.model.retry import GiveUp, Retry, RetryPolicy, decide
+from ecluse.engine.model.retry import Backoff, GiveUp, Retry, RetryPolicy, decide
 from tests.support.seeded import seeded
 
 NOW = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)  # long ago: code that read a real clock would fail
@@ -170,3 +170,32 @@ def test_every_decision_gives_up_or_waits_no_longer_than_its_bound(asked, execut
     assert isinstance(verdict, GiveUp) == (executions >= budget)
     if isinstance(verdict, Retry):
         assert NOW <= verdict.at <= NOW + timedelta(seconds=max(900, longest))
+
+
+def status_429() -> TransientError:
+    error = TransientError("too many", code="VENDOR_ERROR_429", ambiguous=False)
+    error.status = 429
+    return error
+
+
+SHOP = RetryPolicy(executions=4, base=2, longest=64, jitter=0.2, throttled=Backoff(base=16, longest=64))
+
+
+@pytest.mark.req("PRC-39", "PRC-40", "PRC-41")
+@pytest.mark.parametrize("error", [TransientError("a 200", code="THROTTLED"), status_429()], ids=["code", "status"])
+def test_a_throttled_call_has_delays_of_its_own(error: TransientError) -> None:
+    assert [delay(error, executions, SHOP) for executions in (1, 2, 3)] == [16, 32, 64]
+    assert delay(TransientError("wait", code="THROTTLED", retry_after=3), 2, SHOP) == 3, "the vendor's word goes first"
+
+
+@pytest.mark.req("PRC-33", "PRC-34", "PRC-35", "PRC-38")
+def test_other_failures_keep_the_ordinary_delays() -> None:
+    for executions, middle in ((1, 2), (2, 4), (3, 8)):
+        found = delay(TransientError("500", code="VENDOR_ERROR_500"), executions, SHOP)
+        assert 0.8 * middle <= found <= 1.2 * middle
+        assert (found * 1000).is_integer()
+    assert executions_until_given_up(SHOP) == 4
+
+
+def test_without_a_series_of_its_own_a_throttled_call_has_the_ordinary_one() -> None:
+    assert delay(TransientError("a 200", code="THROTTLED"), 2) == 4
