@@ -154,7 +154,20 @@ AUTOMATION = Subject(
     effect=_bought,
 )
 
-SUBJECTS = (HELLO, AUTOMATION)
+# Several prices in one call: what a fault may leave half applied.
+BATCH = Subject(
+    name="batch",
+    flow="tests.faults.batch_flow:FLOW",
+    given=lambda skus: {"skus": list(skus)},
+    target=HELLO.target,
+    environment=_price_list,
+    vendor="price_list",
+    points=("after claim", "after intent", "before send", "after send", "in commit"),
+    wanted=lambda sku: frozenset({f"price of {sku}"}),
+    effect=_article_effect,
+)
+
+SUBJECTS = (HELLO, AUTOMATION, BATCH)
 
 # The same work without the effect protocol: what the checks must find.
 NAIVE = Subject(

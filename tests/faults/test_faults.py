@@ -12,6 +12,7 @@ from tests.faults.chaos import Plan, play
 from tests.faults.conftest import played
 from tests.faults.subjects import (
     AUTOMATION,
+    BATCH,
     HELLO,
     NAIVE,
     NEW_FLOW,
@@ -31,6 +32,8 @@ OTHER = [name for name in CASES if name not in SPECIAL]
 EACH_TIME = {"killed in dispatch", "killed after step dispatch-transcriptions", "killed after step fan-out-audit",
              "killed after step finalize", "database crashed", "ended by the operator while paying"}  # fmt: skip
 
+OF_BATCHES = {"killed after intent", "killed before send", "killed after send", "random kills"}
+
 
 def each_subject(*names: str) -> pytest.MarkDecorator:
     """With each of these cases."""
@@ -46,7 +49,8 @@ def each_subject(*names: str) -> pytest.MarkDecorator:
 
 
 def rarely(subject: Subject, name: str) -> bool:
-    return CASES[name].slow or (subject is AUTOMATION and name not in EACH_TIME)
+    seldom = (subject is AUTOMATION and name not in EACH_TIME) or (subject is BATCH and name not in OF_BATCHES)
+    return CASES[name].slow or seldom
 
 
 @pytest.fixture

@@ -190,6 +190,16 @@ FAULTS = [
         lambda world: world.put("SKU-00001", "many", Idempotency_Key=str(uuid.uuid4())),
     ),
     Fault("I-06", "a write without a key", "applied without a key", lambda world: world.put("SKU-00001", "1.00")),
+    Fault(
+        "I-06",
+        "a write without a key long after its send",
+        "applied without a key",
+        then(
+            of("SKU-00001", "effects", "last_send_at = last_send_at - interval '1 minute'"),
+            of("SKU-00001", "effects", "first_send_at = first_send_at - interval '1 minute'"),
+            lambda world: world.put("SKU-00001", "12.50"),
+        ),
+    ),
     #
     Fault("I-11", "a move not recorded", "when it was queued", NOT_BEGUN),
     Fault(
@@ -351,6 +361,11 @@ def stage_before_the_selection(world: World) -> None:
 
 
 HARMLESS: dict[str, Plant] = {
+    # As a call over several records does, which has no key for each.
+    "a write without a key that was intended": then(
+        of("SKU-00001", "effects", "last_send_at = ecluse_now(), sends = 2"),
+        lambda world: world.put("SKU-00001", "12.50"),
+    ),
     "a stage that came before the selection": stage_before_the_selection,
     "a paid call sent again after a crash": then(
         lambda world: world.attempt("SKU-00001", 0),

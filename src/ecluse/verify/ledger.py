@@ -3,7 +3,7 @@ no runs or items.
 
 Our writes carry the effect's id, a UUID, as their Idempotency-Key. A write with any other key is a third party's, and
 so is one without a key that names its client (X-Client: a test, or a person, playing a third party); a write with
-neither can only be ours, and is an orphan.
+neither can only be ours: that of a batch, which has no key per record, or an orphan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from http.client import HTTPException
 from typing import Any
@@ -30,7 +30,8 @@ READ_AGE = 5.0
 DEFINITELY_NOT = ("planned", "rejected", "not_applied", "conflict")
 
 EFFECTS = """
-SELECT id, run_id, item_id, target, key, class, state, wanted, sends, first_send_at, settled_at
+SELECT id, run_id, item_id, target, key, class, state, wanted, sends, first_send_at, settled_at,
+       last_send_at + quiet AS quiet_until
 FROM effects ORDER BY run_id, item_id, round
 """
 
@@ -139,6 +140,29 @@ def agrees(value: Any, wanted: Any) -> bool:
     return list(wanted.values()) == [value]
 
 
+def attributed(ledger: Ledger, effects: list[dict[str, Any]], *, moved: bool) -> Ledger:
+    """Return the ledger with the key of an effect in each line without a key, where one absolute write (C2) of that
+    record and value was on its way at that time: a call over several records has no key for each."""
+    sent: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for effect in effects:
+        if effect["class"] == "C2" and effect["sends"]:
+            sent[effect["key"]].append(effect)
+
+    def fits(line: Line, effect: dict[str, Any]) -> bool:
+        since, until = effect["first_send_at"].timestamp() - TOLERANCE, effect["quiet_until"].timestamp()
+        return agrees(line.value, effect["wanted"]) and (moved or since <= line.at <= until + TOLERANCE)
+
+    def named(line: Line) -> Line:
+        if line.kind != "effect" or line.key is not None or line.client is not None or line.ref is None:
+            return line
+        fitting = [effect for effect in sent.get(line.ref, ()) if fits(line, effect)]
+        if not fitting:
+            return line
+        return replace(line, key=str(max(fitting, key=lambda effect: effect["first_send_at"])["id"]))
+
+    return Ledger(map(named, ledger.lines))
+
+
 def check(
     effects: list[dict[str, Any]],
     ledger: Ledger | None,
@@ -156,6 +180,7 @@ def check(
         report.notes.append("no ledger given: I-03, I-06 and I-14 were not checked, I-04 and I-05 only by the tables")
         ledger = Ledger([])
     else:
+        ledger = attributed(ledger, effects, moved=moved)
         report.checked["I-04"] += sum(effect["state"] == "applied" for effect in effects)
         report.checked["I-05"] += sum(effect["state"] in DEFINITELY_NOT for effect in effects)
         for effect in effects:
