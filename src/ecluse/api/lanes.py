@@ -105,7 +105,17 @@ surface.listing(
     list_lanes="List the lanes with their caps, load and state. Counts are of the caller's own tenant.",
     command=Command(
         "lanes list",
-        columns=("name", "owner", "max_in_flight", "per_second", "in_flight", "waiting", "paused_reason", "held_until"),
+        columns=(
+            "name",
+            "owner",
+            "max_in_flight",
+            "per_second",
+            "in_flight",
+            "waiting",
+            "paused_reason",
+            "held_until",
+            "slowed_to",
+        ),
         empty="no lanes yet: a server creates the lanes of its flows when it starts",
     ),
 )

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import build_indexes
+
 revision = "0029"
 down_revision = "0028"
 
+INDEXES = {
+    "items_mates": "items (run_id, stage, group_key) WHERE claim_id IS NULL AND group_key IS NOT NULL",
+}
 BATCHES = """
 ALTER TABLE claims ALTER COLUMN lane_id DROP NOT NULL;
 COMMENT ON COLUMN claims.lane_id IS 'NULL: items written in the call of another claim, which counts for the caps';
-CREATE INDEX items_mates ON items (run_id, stage, group_key) WHERE claim_id IS NULL AND group_key IS NOT NULL;
 """
 
 PACES = """
@@ -53,6 +57,7 @@ FROM tenants t JOIN lanes l ON l.tenant_id IS NULL OR l.tenant_id = t.id;
 
 
 def upgrade() -> None:
+    build_indexes(INDEXES)
     connection = op.get_bind().connection.driver_connection
     for part in (BATCHES, PACES, LISTED):
         connection.execute(part)  # type: ignore[union-attr]
