@@ -363,7 +363,7 @@ def stage_before_the_selection(world: World) -> None:
 HARMLESS: dict[str, Plant] = {
     # As a call over several records does, which has no key for each.
     "a write without a key that was intended": then(
-        of("SKU-00001", "effects", "last_send_at = ecluse_now(), sends = 2"),
+        of("SKU-00001", "effects", "quiet = interval '1 minute'"),
         lambda world: world.put("SKU-00001", "12.50"),
     ),
     "a stage that came before the selection": stage_before_the_selection,
