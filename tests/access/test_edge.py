@@ -180,7 +180,8 @@ def test_a_flood_is_logged_once_and_once_when_it_is_over(dsn):
         turned_away = scrape(server)["ecluse_http_connections_turned_away_total"][()]
     begin, over = [line for line in logs if line["event"].startswith("edge")]
     assert (begin["log_level"], begin["limit"]) == ("warning", 8)
-    assert (over["log_level"], over["turned_away"]) == ("info", turned_away)
+    assert over["log_level"] == "info"
+    assert 1 <= over["turned_away"] <= turned_away
 
 
 def test_every_answer_forbids_sniffing_and_names_no_server(strict):

@@ -40,6 +40,10 @@ FAILURES = {
     "STALE": Failure("The run took longer than its stages may and was ended.", "Look why it waited, then redrive it."),
     "STALLED": Failure("The recording made no progress for longer than allowed.", REDRIVE),
     "STOPPED": Failure("The flow stopped the run, so the fiche was not processed.", "Look at the error of the run."),
+    "NOT_NAMED": Failure(
+        "The vendor answered a write of several records without naming this one.",
+        "Nothing: the record is read back, and written again if the write was not applied.",
+    ),
     "STORE_FAILED": Failure("The result could not be stored.", "Look at the error: the database names the reason."),
     "WORKER_CRASHED": Failure(
         "The workers that executed the item died, so it is not tried again.",

@@ -47,7 +47,7 @@ async def test_calls_follow_the_vendors_budget_over_all_replicas(start_kit, one)
     steady = [at for at in vendor.began if at > vendor.began[0] + 1]
     assert [at for at in vendor.throttled if at > steady[0]] == []
     pace = (len(steady) - 1) / (steady[-1] - steady[0])
-    assert pace >= 0.8 * REFILL / COST  # 98 % on an idle machine
+    assert pace >= 0.8 * REFILL / COST  # other tests run beside it
     assert one("SELECT vendor_per_second, per_second FROM lanes WHERE name = 'points'") == (20.0, 20.0)
 
 

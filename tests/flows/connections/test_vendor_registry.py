@@ -114,7 +114,7 @@ async def test_a_schedule_s_own_key_goes_to_the_url_of_its_tenant_s_connection(c
     await connect(connection, sandbox, "acme", api_key="forbidden")
     await SECRETS.put(connection, "acme", "schedule:7", "of-the-schedule")
     assert (await fetch(context, item(own_key_of="7")))._api_key == "of-the-schedule"
-    with pytest.raises(PermanentError, match="not there any more") as caught:
+    with pytest.raises(PermanentError, match="no longer exists") as caught:
         await fetch(context, item(own_key_of="8"))
     assert caught.value.code == "NO_KEY"
 

@@ -45,6 +45,7 @@ CREATE TABLE pricing_rules (
 );
 CREATE UNIQUE INDEX pricing_rules_name ON pricing_rules (project_id, name) WHERE deleted_at IS NULL;
 CREATE INDEX pricing_rules_tenant ON pricing_rules (tenant_id, id) WHERE deleted_at IS NULL;
+CREATE INDEX pricing_rules_project ON pricing_rules (project_id);
 COMMENT ON COLUMN pricing_rules.floor IS 'in minor units of the project''s currency, as cap and every amount';
 
 CREATE TABLE rule_runs (
