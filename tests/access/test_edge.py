@@ -118,7 +118,7 @@ def test_a_connection_that_keeps_asking_is_kept(strict):
         until = time.monotonic() + 3 * SOON
         while time.monotonic() < until:
             one.sendall(WHOLE)
-            assert one.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            assert one.recv(65_536), "the connection was closed"
             time.sleep(SOON / 4)
 
 
