@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Path:
     create("price_sync", tmp_path)
-    yield tmp_path / "price_sync"
+    return tmp_path / "price_sync"
 
 
 @pytest.mark.long
@@ -57,4 +57,5 @@ def test_one_command_serves_the_flow_again_after_each_change(folder: Path, dsn: 
         finally:
             dev.send_signal(signal.SIGTERM)
     assert dev.returncode == 0, log.read_text()
-    assert not answers(port) and not answers(vendors)
+    assert not answers(port)
+    assert not answers(vendors)
