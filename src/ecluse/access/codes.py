@@ -124,7 +124,7 @@ REFUSALS = {
     "NO_CONNECTION": Refusal(
         409,
         "The tenant has no connection to a vendor that the run needs.",
-        "Add it: `ecluse connections create KIND --base-url URL --api-key KEY`.",
+        "Add it: `ecluse connections create KIND --base-url URL --api-key-file FILE`.",
     ),
     "CONNECTION_EXISTS": Refusal(
         409, "The tenant has a connection of this kind already.", "Change it with PATCH, or delete it first."

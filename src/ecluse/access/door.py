@@ -151,7 +151,9 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
     if not caller.may(permission):
-        raise Refused(403, "FORBIDDEN", f"This needs the permission {permission}, which a {caller.role} does not have.")
+        raise Refused(
+            403, "FORBIDDEN", f"This needs the permission {permission}, which the role {caller.role} does not have."
+        )
     if caller.scope != "ALL" and not narrowed:
         raise Refused(403, "SCOPE", f"This shows everything of a tenant, and this key is limited to {caller.scope}.")
     return caller

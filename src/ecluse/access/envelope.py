@@ -245,7 +245,7 @@ def _wants_problem(accept: str) -> bool:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path as it was sent, without the query."""
+    """Return the path as it was sent, without the query, cut at 500 bytes."""
     raw: bytes = scope["raw_path"]
     return raw[:500].decode("ascii", "replace")
 

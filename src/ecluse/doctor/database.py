@@ -272,7 +272,7 @@ async def _unconnected(connection: Connection) -> AsyncIterator[Finding]:
         says = (
             f"tenant {row.tenant_id} has no connection {', '.join(row.kinds)}: runs of {row.schedules} schedules fail"
         )
-        do = f"`ecluse --tenant {row.tenant_id} connections create KIND --base-url URL --api-key KEY`"
+        do = f"`ecluse --tenant {row.tenant_id} connections create KIND --base-url URL --api-key-file FILE`"
         yield Finding("warn", "vendors", says, do)
     if not rows:
         yield Finding("ok", "vendors", "each tenant with schedules has the connections that they need")

@@ -166,7 +166,7 @@ def _refusal(code: int, answer: str) -> VendorError:
 
 
 def _not_sent(error: Exception) -> NotSentError:
-    """Return the error for a mail that was not handed over. No connection, no answer or a 4xx at connect is an outage
+    """Return the error for a mail that was not handed over. No connection, no answer or a 4xx answer is an outage
     of the server. A refusal (of the password, for example) is not an outage, but is retried: the operator may correct
     it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None

@@ -176,7 +176,7 @@ def explain(error: VendorError, answer: bytes, *, source_url: str, names: Names)
         return error.explained(message, code="CONCURRENCY" if code in CONCURRENCY else "THROTTLED")
     if code == QUOTA and isinstance(error, PermanentError):
         return error.explained(f"{message} (the plan's quota is used up)", code="QUOTA_EXCEEDED")
-    if error.status == 401:
+    if error.status in (401, 403):
         return error.explained(f"{message} (check {names.key})")
     return error.explained(message)
 

@@ -95,8 +95,8 @@ async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> 
 
 
 async def require_budget(connection: Connection, flow: Flow, tenant: str, schedule_id: int | None = None) -> None:
-    """Raise Conflict if the runs of the flow make paid calls, and nothing is left of a budget of the tenant or of the
-    schedule. For starts that a caller waits for: other runs start, and their calls wait."""
+    """Raise Conflict if the runs of the flow make paid calls, and a budget of the tenant or of the schedule has no room
+    for another call. For starts that a caller waits for: other runs start, and their calls wait."""
     if not any(stage.paid for stage in flow.stages):
         return
     given = {"tenant": tenant, "schedule": schedule_id}

@@ -52,9 +52,9 @@ class KeyedWrite(Write):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadableWrite(Write):
-    """A write of class C2: it sets a state that is read back. The state read must have the wanted fields, spelled alike
-    ("12.5" is not "12.50"); a state that is neither the wanted nor the former one was written by another party, and is
-    not overwritten: the item fails with the code `conflict`. The item's result is `wanted`.
+    """A write that sets a state which can be read back (class C2 of ADR 0007). The state read must have the wanted
+    fields, spelled alike ("12.5" is not "12.50"); a state that is neither the wanted nor the former one was written by
+    another party, and is not overwritten: the item fails with the code `conflict`. The item's result is `wanted`.
 
     `expected` returns the former state that the write was decided on. If the vendor has neither that (only the fields
     that it names count) nor the wanted state, nothing is sent, and the item fails with the code `conflict`. Without it,
@@ -70,7 +70,7 @@ class ReadableWrite(Write):
 
 @dataclass(frozen=True, kw_only=True)
 class AbsoluteWrite(ReadableWrite):
-    """A write of class C2, one item per call. `send` may return the state that the vendor answered, so that a state
+    """A write that sets a state which can be read back, one item per call. `send` may return the state that the vendor answered, so that a state
     that is not as wanted is found at once."""
 
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
@@ -87,7 +87,7 @@ class AbsoluteWrite(ReadableWrite):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWrite(ReadableWrite):
-    """A write of class C2 over several items in one call: items of one `group` (`NewItem`) that wait together are read
+    """Such a write over several items in one call: items of one `group` (`NewItem`) that wait together are read
     and sent together, at most `most` per call. Each has its own effect, result and retries. Its lane has a cap per key
     of 1: the calls of a group follow each other, and each takes what waits.
 

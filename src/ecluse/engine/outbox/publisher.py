@@ -95,8 +95,8 @@ class Publisher:
                     await self.wake.wait()
 
     async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
-        """Offer the events to the sinks and keep the connection alive meanwhile; mark the accepted events as published,
-        delay the others."""
+        """Offer the events to the sinks and keep the connection alive meanwhile. Mark the accepted events as published,
+        and delay the failed ones, which hold back the later events of their aggregates."""
         offering = asyncio.create_task(self._offer_all(events))
         try:
             while not (await asyncio.wait([offering], timeout=BEAT_SECONDS))[0]:

@@ -82,12 +82,6 @@ class Executor:
     async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> list[ItemResult]:
         """Execute the item with its mates; return the results to be stored, without those of items that are no longer
         this worker's."""
-        results = await self._execute(slot, claimed)
-        if self._paid.may_be_reserved(claimed.item.id):
-            return [one._replace(settlement=verdict.settlement(one)) for one in results]
-        return results
-
-    async def _execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> list[ItemResult]:
         stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
         call = Call(stage)
         try:
@@ -147,6 +141,8 @@ class Executor:
                 results.append(self._judge(call, one, *answer))
             else:
                 log.warning("execution: fenced out, nothing sent", **one.item.log_fields)
+        if self._paid.may_be_reserved(claimed.item.id):
+            return [one._replace(settlement=verdict.settlement(one)) for one in results]
         return results
 
     def _without_answer(

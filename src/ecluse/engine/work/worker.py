@@ -186,7 +186,7 @@ class Worker:
         if claimed:
             crashpoint("after claim")
         for one in claimed:
-            self._in_hand[one.item.run_id, one.item.stage] += len(one.batch)
+            self._in_hand[one.item.run_id, one.item.stage] += 1 + len(one.mates)
             if one.start_at is not None:
                 if (spacing := self._lanes.spacing(one.item)) < PACED_SECONDS / 10:
                     self._paced_until = self._clock.monotonic() + PACED_SECONDS
@@ -239,7 +239,7 @@ class Worker:
         results = await self._executor.execute(slot, claimed)
         for result in results:
             self.committer.put(result)
-        if len(results) < len(claimed.batch):
+        if len(results) <= len(claimed.mates):
             kept = {result.claim_key for result in results}
             self._forget([one for one in claimed.batch if one.claim_key not in kept])
 

@@ -128,13 +128,14 @@ class WorkerSlots:
         fresh = slots_left(self._share, self.count, 0, total) + ahead
         return SlotsLeft(fresh, [base for base, _ in held], [tenant for _, tenant in held], left)
 
-    def _next(self) -> ClaimedItem | None:
+    def _next(self) -> tuple[ClaimedItem, Owner] | None:
         """Take the first ready item whose owner may take another slot."""
         for place, claimed in enumerate(self.ready):
-            running = self._running.get(self._owner_of(claimed), 0)
+            owner = self._owner_of(claimed)
+            running = self._running.get(owner, 0)
             if slots_left(self._share, self.count, running, self.busy - running) > 0:
                 del self.ready[place]
-                return claimed
+                return claimed, owner
         return None
 
     def interrupt(self, useless: Callable[[ClaimedItem], bool]) -> None:
@@ -188,26 +189,24 @@ class WorkerSlots:
         loop = asyncio.get_running_loop()
         in_a_row = 0
         while True:
-            if (claimed := self._next()) is None:
+            if (taken := self._next()) is None:
                 slot.idle = loop.create_future()
                 self._idle.append(slot)
                 self._on_idle()
                 await slot.idle
                 in_a_row = 0
                 continue
-            slot.claimed, owner = claimed, self._owner_of(claimed)
+            slot.claimed, owner = taken
             self.busy += 1
             self._running[owner] += 1
             try:
-                await self._work(slot, claimed)
+                await self._work(slot, taken[0])
             finally:
                 slot.deadline = inf
                 slot.claimed = None
                 slot.reset()  # discard an interruption that the work swallowed
                 self.busy -= 1
                 self._running[owner] -= 1
-                if not self._running[owner]:
-                    del self._running[owner]
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()

@@ -16,7 +16,7 @@ from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
 Kind = Literal["crm", "speech", "llm"]
 KINDS: tuple[Kind, ...] = ("crm", "speech", "llm")
 VENDORS = {"crm": "the CRM", "speech": "speech to text", "llm": "the language model"}
-ADD = "`ecluse connections create KIND --base-url URL --api-key KEY` (POST /api/connections)"
+ADD = "`ecluse connections create KIND --base-url URL --api-key-file FILE` (POST /api/connections)"
 
 CHANGEABLE = ("base_url", "model", "max_in_flight", "per_minute", "api_key_ends")
 LOAD = "SELECT * FROM connections WHERE tenant_id = %s AND kind = %s"

@@ -111,7 +111,7 @@ surface.listing(
     command=Command(
         "connections list",
         columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "updated_at"),
-        empty="no connections: `ecluse connections create KIND --base-url URL --api-key KEY`",
+        empty="no connections: `ecluse connections create KIND --base-url URL --api-key-file FILE`",
     ),
 )
 
@@ -142,7 +142,7 @@ async def _try_new(asked: Asked, body: NewConnection) -> None:
     command=Command(
         "connections create",
         arguments=("kind",),
-        example="ecluse connections create crm --base-url https://crm.example.com/api --api-key …",
+        example="ecluse connections create crm --base-url https://crm.example.com/api --api-key-file crm.key",
     ),
 )
 async def create_connection(act: Act, body: NewConnection) -> Row:
