@@ -384,7 +384,7 @@ async def test_a_rate_holds_at_the_call_when_hands_were_busy_with_another_lane(s
     release.set()
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
     assert len(calls) == 12
-    assert_within(calls, rate=25, burst=1, slack=JITTER)
+    assert_within(calls, rate=25, burst=1, slack=0.2)  # a stall of the machine; permits used at once would be 12
 
 
 # --- hands
