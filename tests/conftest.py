@@ -142,7 +142,7 @@ async def start_kit(dsn: str) -> AsyncIterator[Callable[..., Awaitable[Kit]]]:
     yield start
     for kit in kits:
         if kit.running:
-            await kit.stop()
+            await kit.stop(grace=0.05)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
 
 import psycopg
 import pytest
@@ -18,7 +16,6 @@ from ecluse.db.connect import pool
 from ecluse.doctor.database import check_database
 from ecluse.notify.webhook_signature import schedule_url_name
 from ecluse.settings import Settings
-from tests.support.fork_server import environment
 
 OLD, NEW, OTHER = (bytes([n]) * 32 for n in (1, 2, 3))
 BY_KEY = "SELECT key_id, count(*) FROM secrets GROUP BY 1"
@@ -50,39 +47,39 @@ async def values(connection, secrets: Secrets) -> list[str]:
     return [await secrets.get(connection, "default", f"s{n}") for n in range(COUNT)]
 
 
-def rotating(dsn: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    knobs = {"DATABASE_URL": dsn, "ECLUSE_SECRET_KEY": encoded(NEW), "ECLUSE_SECRET_KEY_OLD": encoded(OLD)}
-    command = [sys.executable, "-m", "ecluse", "secrets", "rotate"]
-    given = environment(**(knobs | variables))
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def rotating(ecluse):
+    """`ecluse secrets rotate`, from the old key to the new one."""
+    keys = {"ECLUSE_SECRET_KEY": encoded(NEW), "ECLUSE_SECRET_KEY_OLD": encoded(OLD)}
+    return lambda **variables: ecluse("secrets", "rotate", **(keys | variables))
 
 
 @pytest.mark.parametrize("point", POINTS_OF_ROTATION)
 async def test_a_rotation_that_is_killed_goes_on_later_and_replicas_with_both_keys_work_meanwhile(
-    connection, stored, dsn, query, point
+    connection, stored, rotating, query, point
 ):
     wanted, both = [f"value {n}" for n in range(COUNT)], Secrets(NEW, OLD)
     assert await values(connection, both) == wanted
-    assert rotating(dsn, ECLUSE_CRASH_AT=point).returncode == -9
+    assert rotating(ECLUSE_CRASH_AT=point).code == -9
     done = sealing.BATCH if point == "after rotation" else 0
     assert dict(query(BY_KEY)).get(both.key_id, 0) == done
     assert await values(connection, both) == wanted
     await both.put(connection, "default", "s0", "value 0")
-    answer = rotating(dsn)
-    assert (answer.returncode, both.key_id in answer.stdout) == (0, True), answer.stderr
+    answer = rotating()
+    assert (answer.code, both.key_id in answer.out) == (0, True), answer.err
     assert query(BY_KEY) == [(both.key_id, COUNT)]
     assert await values(connection, Secrets(NEW)) == wanted
     assert query("SELECT count(*) FROM secrets WHERE updated_at > '2020-01-01Z'") == [(1,)], "the one that was put"
     assert query("SELECT action, subject FROM audit_trail") == [("secrets.rotate", f"key:{both.key_id}")]
 
 
-async def test_with_a_wrong_old_key_nothing_is_changed(connection, stored, dsn, query):
+async def test_with_a_wrong_old_key_nothing_is_changed(connection, stored, rotating, query):
     before = query("SELECT * FROM secrets ORDER BY name")
     for old in (encoded(OTHER), ""):
-        answer = rotating(dsn, ECLUSE_SECRET_KEY_OLD=old)
-        assert answer.returncode == 2
-        assert f"sealed with key {Secrets(OLD).key_id}" in answer.stderr
-        assert "ECLUSE_SECRET_KEY_OLD" in answer.stderr
+        answer = rotating(ECLUSE_SECRET_KEY_OLD=old)
+        assert answer.code == 2
+        assert f"sealed with key {Secrets(OLD).key_id}" in answer.err
+        assert "ECLUSE_SECRET_KEY_OLD" in answer.err
     await connection.execute("UPDATE secrets SET ciphertext = nonce WHERE name = 's0'")
     with pytest.raises(SetUpError, match="'s0' of tenant default"):
         await sealing.rotate(connection, Secrets(NEW, OLD))

@@ -43,7 +43,7 @@ def killed_at(point: str) -> Case:
         world.sandbox.set_faults([{**LYING, "per_id_times": 1}])
         world.start_run()
         victim = world.start_replica({"ECLUSE_CRASH_AT": point}, wait=False).child
-        code = victim.wait(45)
+        code = victim.wait(ENDED_SECONDS)
         assert code == -signal.SIGKILL, f"never came to {point!r}: exit code {code}\n{victim.tail()}"
         world.start_replica()
 
@@ -128,7 +128,7 @@ def lost_answers(world: World) -> None:
         world.start_replicas(2, FEW_HANDS)
         wire.losing = True
         world.start_run(2 * world.subject.targets)
-        world.wait_until_ended()
+        world.wait_until_ended(2 * ENDED_SECONDS)  # an answer that is lost is waited for
         wire.losing = False
         print(f"{wire.cut} answers lost, {wire.commits_cut} of them to a COMMIT")
         assert wire.cut >= 20, f"only {wire.cut} answers were lost"

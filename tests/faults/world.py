@@ -29,6 +29,7 @@ from tests.support.fork_server import Child, ForkServer
 QUICK_HEART = {"ECLUSE_HEARTBEAT_SECONDS": "0.25", "ECLUSE_DEAD_AFTER_SECONDS": "1.25"}
 LOGGED = {"ECLUSE_LOG_FORMAT": "json", "ECLUSE_LOG_LEVEL": "INFO"}
 READY_SECONDS = 30.0
+POLL_SECONDS = 0.05  # several worlds at once ask the database or the ledger as often
 ENDED_SECONDS = 60.0
 AUDIT_SECONDS = 60.0
 
@@ -242,7 +243,7 @@ class World:
                     return value
             if time.monotonic() > until:
                 raise AssertionError(f"not within {seconds:g} s: {what}\n{self.diagnosis()}")
-            time.sleep(0.02)
+            time.sleep(POLL_SECONDS)
 
     def ended(self) -> int:
         """How many of the runs that were started have ended; not those of which others go on on their behalf."""

@@ -45,7 +45,7 @@ class Databases:
 
     def _make(self) -> str:
         name = own_name("test")
-        create(self._connected(), name, self._template)
+        create(self._server, self._connected(), name, self._template)
         return name
 
     def _drop(self, name: str) -> None:

@@ -50,7 +50,7 @@ def database(
 ) -> Iterator[str]:
     """A copy of `template`, dropped at the end, together with the sessions of those who still use it."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        create(connection, name, template, tablespace, owner)
+        create(server, connection, name, template, tablespace, owner)
     try:
         yield normalise(server.dsn(name))
     finally:
@@ -64,13 +64,17 @@ def own_name(kind: str) -> str:
 
 
 def create(
+    server: Server,
     connection: psycopg.Connection[Any],
     name: str,
     template: str,
     tablespace: str | None = None,
     owner: str | None = None,
 ) -> None:
-    copy = " STRATEGY wal_log" if connection.info.server_version >= STRATEGIES_SINCE else ""
+    # In memory, where the embedded server has its files, a copy of the files takes half the processor time of a copy by
+    # the log. On a disk its checkpoints take longer than that.
+    strategy = " STRATEGY wal_log" if isinstance(server, Given) else " STRATEGY file_copy"
+    copy = strategy if connection.info.server_version >= STRATEGIES_SINCE else ""
     more = copy + (f" TABLESPACE {tablespace}" if tablespace else "") + (f" OWNER {owner}" if owner else "")
     connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{more}")  # type: ignore[arg-type]
 

@@ -65,7 +65,7 @@ class BadWire:
             await asyncio.sleep(0.05)  # in which the last one to be accepted is
             for task in (tasks := list(self._connections)):
                 task.cancel()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)  # one that had no server yet ends as cancelled
 
     async def _accept(self, client_reads: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

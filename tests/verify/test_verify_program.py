@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,40 +11,50 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ecluse.verify import audit
+from tests.support.command_line import Answer
+from tests.support.fork_server import ForkServer
 from tests.verify.world import DIED, UNGUARDED, World
 
 NOWHERE = "postgresql://unknown:secret@127.0.0.1:1/nothing"
-Program = Callable[..., "subprocess.CompletedProcess[str]"]
+Program = Callable[..., Answer]
 
 
-def by_itself(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ecluse.verify", "--database-url", dsn, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def by_itself(fork_server: ForkServer) -> Program:
+    """`python -m ecluse.verify`."""
+    return lambda dsn, *arguments: Answer(*fork_server.run("ecluse.verify", ["--database-url", dsn, *arguments]))
 
 
-def as_command(dsn: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "DATABASE_URL": dsn}
-    command = [sys.executable, "-m", "ecluse", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+@pytest.fixture
+def as_command(bare: Program) -> Program:
+    return lambda dsn, *arguments: bare("verify", *arguments, DATABASE_URL=dsn)
 
 
-both = pytest.mark.parametrize("program", [by_itself, as_command])
+@pytest.fixture(params=["by_itself", "as_command"])
+def program(request: pytest.FixtureRequest) -> Program:
+    either: Program = request.getfixturevalue(request.param)
+    return either
 
 
-@both
+def test_it_starts_without_the_rest_of_the_program_loaded(dsn: str) -> None:
+    command = [sys.executable, "-m", "ecluse.verify", "--database-url", dsn]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nclean: 0 runs, " in done.stdout
+
+
 def test_a_world_in_order_is_exit_code_0_and_says_how_much_was_looked_at(world: World, program: Program) -> None:
     done = program(world.dsn, "--ledger", world.sandbox.url)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     runs = world.one("SELECT count(*) FROM runs")
-    assert done.stdout.startswith(f"clean: {runs} runs, 15 items, 7 effects, 6 ledger effects checked (I-01 {runs}, ")
+    assert done.out.startswith(f"clean: {runs} runs, 15 items, 7 effects, 6 ledger effects checked (I-01 {runs}, ")
 
 
-@both
 def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: Program) -> None:
     world.sql("DELETE FROM outcomes WHERE target = 'SKU-00006'")
     done = program(world.dsn, "--ledger", f"{world.sandbox.url}/", "--json")
-    assert (done.returncode, done.stderr) == (1, "")
-    first, *_, verdict, last = done.stdout.splitlines()
+    assert (done.code, done.err) == (1, "")
+    first, *_, verdict, last = done.out.splitlines()
     assert first == "I-01 run 1: selected 8 but 7 outcomes"
     runs = world.one("SELECT count(*) FROM runs")
     assert verdict.startswith(f"2 violations (I-01: 2): {runs} runs, ")
@@ -61,8 +70,8 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
     assert report["checked"]["items"] == 15
 
 
-def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World) -> None:
-    report = json.loads(by_itself(world.dsn, "--ledger", world.sandbox.url, "--json").stdout.splitlines()[-1])
+def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World, by_itself: Program) -> None:
+    report = json.loads(by_itself(world.dsn, "--ledger", world.sandbox.url, "--json").out.splitlines()[-1])
     assert report["verify"] == "clean"
     assert report["checked"].keys() >= {"runs", "items", "effects", "ledger_effects", "I-01", "I-19"}
 
@@ -85,44 +94,42 @@ def test_what_a_key_holds_is_neither_a_line_of_its_own_nor_a_command_to_the_term
     assert not [line for line in printed.splitlines() if line.startswith(("I-99", "clean"))]
 
 
-@both
 def test_a_database_that_does_not_answer_is_exit_code_2(program: Program) -> None:
     done = program(NOWHERE)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "is unavailable" in done.stderr
-    assert "secret" not in done.stderr
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "is unavailable" in done.err
+    assert "secret" not in done.err
 
 
-@both
 def test_a_database_that_was_never_migrated_is_exit_code_2(empty_dsn: str, program: Program) -> None:
     done = program(empty_dsn)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "does not fit this version" in done.stderr
-    assert "`ecluse migrate`" in done.stderr
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "does not fit this version" in done.err
+    assert "`ecluse migrate`" in done.err
 
 
-def test_an_address_that_is_none_is_exit_code_2_and_its_password_stays_ours() -> None:
+def test_an_address_that_is_none_is_exit_code_2_and_its_password_stays_ours(by_itself: Program) -> None:
     done = by_itself("postgresql://user:secret@host/x?nonsense=secret")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "not a PostgreSQL address" in done.stderr
-    assert "secret" not in done.stderr
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "not a PostgreSQL address" in done.err
+    assert "secret" not in done.err
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:1", "{sandbox}/price-list", "nonsense", "http://[", "http://a b"])
-def test_a_ledger_that_is_not_there_is_exit_code_2(world: World, where: str) -> None:
+def test_a_ledger_that_is_not_there_is_exit_code_2(world: World, by_itself: Program, where: str) -> None:
     done = by_itself(world.dsn, "--ledger", where.format(sandbox=world.sandbox.url))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no ledger at" in done.stderr
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no ledger at" in done.err
 
 
-def test_a_user_who_may_not_read_gets_that_as_the_reason(world: World) -> None:
+def test_a_user_who_may_not_read_gets_that_as_the_reason(world: World, by_itself: Program) -> None:
     if not world.one("SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
         pytest.skip("makes a role that logs in without a password: needs the embedded server")
     world.sql("CREATE ROLE blind LOGIN")
     try:
         done = by_itself(make_conninfo(world.dsn, user="blind"))
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "permission denied" in done.stderr
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert "permission denied" in done.err
     finally:
         world.sql("DROP ROLE blind")
 

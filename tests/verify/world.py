@@ -52,7 +52,6 @@ class World:
         self.dsn = dsn
         self.sandbox = sandbox
         self.db = psycopg.connect(dsn, autocommit=True)
-        self.db.execute(UNGUARDED)
         self.runs: dict[str, int] = {}
         self.items: dict[str, int] = {}
         self.effects: dict[str, uuid.UUID] = {}
@@ -194,16 +193,20 @@ class World:
         self.claim(self.one("SELECT run_id FROM effects WHERE key = %s", key), 1, released=1)
 
 
-# The tests' server has just been started, and nothing is called stuck so early: for this database it is older.
+# The tests' server has just been started, and nothing is called stuck so early: for this database it is older. A copy
+# of the database has the function and not the setting.
 OLD_SERVER = """
 CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz
-LANGUAGE sql AS $$ SELECT now() - interval '1 hour' $$;
+LANGUAGE sql AS $$ SELECT now() - interval '1 hour' $$
+"""
+AS_IF_OLD = """
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$
 """
 
 
 def healthy(world: World) -> None:
     """Runs at every point of their lives, writes that went every way they can go."""
+    world.sql(UNGUARDED)
     world.sql(OLD_SERVER)
     world.insert("lanes", name="price-list:main", per_second=1000.0)
     world.insert("replicas", id=ALIVE, host="h", pid=1, started_at=world.ago(hours=1))

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, sync_playwright
 from psycopg.types.json import Jsonb
 
+from ecluse.web.door import COOKIE
 from ecluse.web.live import Pace
 from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
 from tests.support.pages import LivePage, Reader
@@ -200,6 +201,7 @@ class Visitor:
         self.base = f"http://127.0.0.1:{port}"
         self.complaints: list[str] = []
         self.expected: tuple[str, ...] = ()  # what the browser may complain about
+        self._context = context
         self.page = page = context.new_page()
         page.set_default_timeout(PATIENCE * 1000)
         page.on("console", self._hear)
@@ -212,7 +214,30 @@ class Visitor:
     def go(self, path: str) -> Response | None:
         return self.page.goto(self.base + path)
 
+    def admit(self, key: str) -> Page:
+        """As if logged in before: with the cookie that the form sets."""
+        self._context.add_cookies(
+            [
+                {
+                    "name": COOKIE,
+                    "value": key,
+                    "domain": "127.0.0.1",
+                    "path": "/ui",
+                    "httpOnly": True,
+                    "sameSite": "Strict",
+                }
+            ]
+        )
+        return self.page
+
+    def enter(self, key: str, path: str = "/ui/runs") -> Page:
+        self.admit(key)
+        self.go(path)
+        self.page.get_by_role("button", name="Log out").wait_for()
+        return self.page
+
     def log_in(self, key: str, path: str = "/ui/runs") -> Page:
+        """By the form."""
         self.go(path)
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Log in").click()

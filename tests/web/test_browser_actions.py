@@ -31,7 +31,7 @@ def key(pages_dsn):
 @pytest.fixture(params=[True, False], ids=["scripts", "no scripts"])
 def desk(request, reader, visit, key):
     visitor = visit(reader.client, java_script_enabled=request.param)
-    visitor.log_in(key)
+    visitor.admit(key)
     visitor.scripts, visitor.client = request.param, reader.client.with_key(key)
     return visitor
 
@@ -212,7 +212,7 @@ def test_the_first_screen_of_an_ended_run_has_the_first_failures_and_what_to_do(
     run_id = ended_run(*good, *bad, flow="automation", status="partial", state="partial")
     for _ in range(10):
         ended_run(parent=run_id)
-    page = visit(reader.client, viewport=SCREENS[screen]).log_in(key, f"/ui/runs/{run_id}")
+    page = visit(reader.client, viewport=SCREENS[screen]).enter(key, f"/ui/runs/{run_id}")
     for one in (
         page.get_by_text("Ended partial: 7 failed of 200."),
         page.locator(".card .bar"),
@@ -248,7 +248,7 @@ def test_every_new_page_is_accessible_and_fits_its_screen(reader, visit, key, fi
     known["schedule"] = made.json["id"]
     visitor = visit(reader.client, reduced_motion="reduce")
     visitor.expected = ("422",)
-    page = visitor.log_in(key)
+    page = visitor.admit(key)
     found = []
     for path in PAGES[which]:
         page.set_viewport_size(SCREENS["laptop"])

@@ -31,7 +31,7 @@ def key(pages_dsn):
 def desk(request, reader, visit, key):
     """The pages in the eyes of an administrator, with scripts and without."""
     visitor = visit(reader.client, java_script_enabled=request.param)
-    visitor.log_in(key)
+    visitor.admit(key)
     visitor.scripts = request.param
     return visitor
 
@@ -121,13 +121,13 @@ def test_a_form_that_another_site_submits_does_nothing(reader, visit, key, fill)
 
 def test_times_are_in_the_readers_zone_and_utc_without_scripts(reader, visit, key, ended_run):
     run_id = ended_run()
-    page = visit(reader.client, timezone_id="Asia/Tokyo").log_in(key, f"/ui/runs/{run_id}")
+    page = visit(reader.client, timezone_id="Asia/Tokyo").enter(key, f"/ui/runs/{run_id}")
     began = page.locator("time").first
     expect(began).to_have_text("2026-03-02 19:00:00")
     expect(began).to_have_attribute("title", "2026-03-02 10:00:00 UTC")
     expect(page.locator("footer")).to_have_text("Times are in Asia/Tokyo, with UTC in their tooltips.")
     expect(page.locator("#zone-note")).to_be_visible()
-    plain = visit(reader.client, timezone_id="Asia/Tokyo", java_script_enabled=False).log_in(key, f"/ui/runs/{run_id}")
+    plain = visit(reader.client, timezone_id="Asia/Tokyo", java_script_enabled=False).enter(key, f"/ui/runs/{run_id}")
     expect(plain.locator("time").first).to_have_text("2026-03-02 10:00:00")
     expect(plain.locator("#zone")).to_have_text("UTC")
     expect(plain.locator("#zone-note")).to_be_hidden()

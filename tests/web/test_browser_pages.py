@@ -88,7 +88,7 @@ def waiting(desk):
 def test_a_run_is_watched_from_its_beginning_to_its_end_and_nobody_reloads(desk, visit, waiting):
     client, _ = desk
     run_id, go_on = waiting
-    page = visit(client).log_in(client.key)
+    page = visit(client).enter(client.key)
     expect(page.get_by_role("status")).to_have_text("Live")
     page.evaluate("window.stillHere = true")
     row = page.locator(f"#run-{run_id}")
@@ -142,7 +142,7 @@ def test_a_wrong_key_is_told_so_and_the_right_one_leads_where_one_wanted_to_go(d
 
 def test_names_that_are_markup_stay_names(desk, visit, ended):
     client, _ = desk
-    page = visit(client).log_in(client.key, f"/ui/runs/{ended}")
+    page = visit(client).enter(client.key, f"/ui/runs/{ended}")
     expect(page.get_by_role("rowheader", name=EVIL)).to_be_visible()
     expect(page).to_have_title(re.compile(rf"^completed · .*hello #{ended}$"))
 
@@ -151,7 +151,7 @@ def test_a_page_whose_key_is_revoked_says_so(desk, visit, paced):
     client, dsn = desk
     paced(client, quiet=0.2)
     key = aside(new_key, dsn)
-    page = visit(client).log_in(key, "/ui/schedules")
+    page = visit(client).enter(key, "/ui/schedules")
     expect(page.get_by_role("status")).to_have_text("Live")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("UPDATE api_keys SET revoked_at = ecluse_now() WHERE hint = %s", (key[:8],))
@@ -187,7 +187,7 @@ def test_a_page_outlives_its_server_and_is_live_again_with_the_next(dsn, visit):
     with serving(dsn, FLOW) as client:
         visitor = visit(client)
         visitor.expected = ("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "htmx:sse:error")
-        page = visitor.log_in(key)
+        page = visitor.enter(key)
         expect(page.get_by_role("status")).to_have_text("Live")
         page.evaluate("window.stillHere = true")
     expect(page.get_by_role("status")).to_have_text("Connection lost, reconnecting")
@@ -204,14 +204,14 @@ def test_a_page_that_gets_no_stream_keeps_what_it_shows_and_says_so(desk, visit,
     monkeypatch.setattr(client.app.state.realtime.pusher, "full", lambda *_: True)
     visitor = visit(client)
     visitor.expected = ("429", "htmx:response:error")
-    page = visitor.log_in(client.key)
+    page = visitor.enter(client.key)
     expect(page.get_by_role("status")).to_have_text("Not live: reload the page")
     expect(page.locator(f"#run-{ended}")).to_be_visible()
 
 
 def test_the_pages_do_without_scripts(desk, visit, ended):
     client, _ = desk
-    page = visit(client, java_script_enabled=False).log_in(client.key)
+    page = visit(client, java_script_enabled=False).enter(client.key)
     page.get_by_label("Flow").select_option("hello")
     page.get_by_role("button", name="Filter").click()
     page.locator(f"#run-{ended}").get_by_role("link", name="hello").click()
@@ -232,7 +232,7 @@ def test_every_page_is_accessible_and_fits_its_screen_in_light_and_dark(desk, vi
     found = []
     for path in ["/ui/login", *paths]:
         if path == paths[0]:
-            visitor.log_in(client.key)
+            visitor.admit(client.key)
         visitor.go(path)
         page.evaluate(AXE.read_text())
         for screen, scheme, rules in ((LAPTOP, "light", "{}"), (PHONE, "dark", "{runOnly: ['color-contrast']}")):

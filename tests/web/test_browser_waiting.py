@@ -65,7 +65,7 @@ def shown(reader, visit, held):
 
     def show(screen: str, scheme: str = "light"):
         visitor = visit(reader.client, viewport=SCREENS[screen], color_scheme=scheme, reduced_motion="reduce")
-        return visitor.log_in(reader.key, f"/ui/runs/{held}")
+        return visitor.enter(reader.key, f"/ui/runs/{held}")
 
     return show
 
@@ -146,6 +146,6 @@ def test_a_clock_that_stands_still_is_not_counted_on(reader, held, fill):
 
 
 def test_without_scripts_the_page_says_the_same(reader, visit, held, pages_dsn):
-    page = visit(reader.client, java_script_enabled=False).log_in(aside(new_key, pages_dsn), f"/ui/runs/{held}")
+    page = visit(reader.client, java_script_enabled=False).enter(aside(new_key, pages_dsn), f"/ui/runs/{held}")
     expect(page.get_by_text(re.compile(r"No progress for \d+ min \d\d s"))).to_be_visible()
     expect(page.locator("#part-waiting")).to_contain_text("was paused by an operator")

@@ -110,7 +110,7 @@ async def test_a_lost_claim_loses_the_result_but_not_what_is_known_about_the_wri
             await asyncio.to_thread(query, TAKE_OVER)
 
     shop.watch = take_over
-    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=20))))
+    kit = await start_kit(f := flow(getattr(shop, kind)(quiet=timedelta(seconds=2))))
     row = await run_to_end(kit, f, ["a"])
     assert (row["status"], len(shop.writes), shop.applied) == ("completed", 1, ["a"]), "not asked, not sent again"
     assert said(logs, "commit: results dropped, their claims were lost (fenced out)") == 1
@@ -351,7 +351,7 @@ async def test_a_run_that_nobody_leads_is_ended_as_soon_as_it_is_stale(start_kit
         stale = await board.run(1, lane="elsewhere")
     query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after, stale.id)
     query("UPDATE runs SET started_at = started_at - %s::interval WHERE id = %s", f.stale_after * 0.9, young.id)
-    kit = await start_kit(f)
+    kit = await start_kit(f, sweep_every=0.2)
     row = await wait_for_run(kit, stale.id, PATIENCE)
     assert (row["status"], row["end_cause"]) == ("failed", "stale")
     assert one("SELECT count(*) FROM items WHERE status = 'open' AND run_id = %s", stale.id) == 0
@@ -395,8 +395,8 @@ async def test_a_run_whose_last_look_was_lost_is_closed_by_the_sweep(start_kit, 
         query("UPDATE runs SET orchestrated = false, selected = 3")
         query("INSERT INTO outcomes (run_id, target) SELECT run_id, target FROM items")
         await board.finish(await board.claim(free=[lane], replica="ghost"))
-    kit = await start_kit(flow(stage()))
-    row = await wait_for_run(kit, run.id, timedelta(seconds=7))
+    kit = await start_kit(flow(stage()), sweep_every=0.2)
+    row = await wait_for_run(kit, run.id, PATIENCE)
     assert (row["status"], row["successful"]) == ("completed", 3)
 
 
@@ -419,7 +419,7 @@ async def test_a_run_that_cannot_be_ended_does_not_stop_the_sweeps(start_kit, qu
     meaning = {"queued": State.QUEUED, "running": State.RUNNING, "completed": State.SUCCEEDED}
     moves = {"queued": frozenset({"running"}), "running": frozenset({"completed"})}
     clumsy = flow(stage(hold), "clumsy", statuses=StatusMap(meaning, moves, initial="queued"))
-    kit = await start_kit(clumsy, f := flow(stage(hold)))
+    kit = await start_kit(clumsy, f := flow(stage(hold)), sweep_every=0.2)
     for one_flow in (clumsy, f):
         await started(kit, one_flow, ["slow"], one_flow.name)
     await until(lambda: query("SELECT count(*) FROM runs WHERE selected = 1") == [(2,)])

@@ -155,7 +155,7 @@ async def test_bad_items_at_the_head_of_the_line_do_not_keep_the_lane_closed(sta
     """Eight that are always refused open the breaker; probes go on to the others. In the end nothing else is left
     to show that the vendor is up: they fail with their stage."""
     bad = frozenset(keys(8))
-    some = work(Vendor(bad=bad), lane=replace(LANE, max_in_flight=8), max_wait=timedelta(seconds=12))
+    some = work(Vendor(bad=bad), lane=replace(LANE, max_in_flight=8), max_wait=timedelta(seconds=5))
     kit = await start_kit(f := flow(some), hands=8)
     row = await ended(kit, await started(kit, f, keys(100)))
     assert (row["successful"], row["failed"]) == (92, 8)

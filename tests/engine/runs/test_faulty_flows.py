@@ -69,7 +69,7 @@ async def test_a_run_whose_workflow_is_over_is_ended_and_says_so(start_kit, quer
         await run.select(given_targets)
         await never.wait()
 
-    kit = await start_kit(f := Flow("test", (stage(),), story, Targets))
+    kit = await start_kit(f := Flow("test", (stage(),), story, Targets), sweep_every=0.2)
     run = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     assert (await wait_for_run(kit, run.run.id, timedelta(milliseconds=300)))["selected"] == 1
     query("UPDATE dbos.workflow_status SET status = 'ERROR', updated_at = 0")

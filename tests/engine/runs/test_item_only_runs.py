@@ -375,7 +375,7 @@ async def test_a_run_whose_time_is_up_before_it_selected_has_failed(start_kit, a
     lane = Lane("shut", max_in_flight=1)
     first = replace(chain.first, lane=lane, max_wait=timedelta(milliseconds=10))
     chain.first, chain.flow = first, replace(chain.flow, stages=(first, chain.second))
-    kit = await start_kit(chain.flow)
+    kit = await start_kit(chain.flow, sweep_every=0.2)
     async with kit.pool.connection() as connection:
         await connection.execute(
             "UPDATE lanes SET held_until = ecluse_now() + interval '1 hour', held_reason = 'test' WHERE name = 'shut'"

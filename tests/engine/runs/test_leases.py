@@ -143,7 +143,7 @@ async def test_whoever_writes_under_a_runs_lease_waits_for_its_end_without_holdi
 
 @pytest.mark.req("ENG-32", "ENG-39")
 async def test_the_heartbeat_extends_what_its_process_holds_and_nothing_else(start_kit, connection, later, query):
-    kit = await start_kit(beat=0.1)
+    kit = await start_kit(beat=0.1, sweep_every=0.2)
     ours = await take(connection, replica=kit.replica)
     other = await acquire_lease(connection, "t", "other", owner="other", ttl=TTL, replica="somebody-else")
     assert isinstance(other, Lease)

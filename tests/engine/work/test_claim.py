@@ -366,10 +366,10 @@ async def test_a_rate_holds_at_the_call_when_hands_were_busy_with_another_lane(s
         return Done()
 
     slow = stage(blocked, name="slow", lane=Lane("free"))
-    paced = stage(call, name="paced", lane=Lane("paced", per_second=100))
+    paced = stage(call, name="paced", lane=Lane("paced", per_second=25))
 
     async def paced_targets(connection, run):
-        return [item for item in await given_targets(connection, run) if item.key.startswith("t")][:20]
+        return [item for item in await given_targets(connection, run) if item.key.startswith("t")][:12]
 
     async def story(run: Story) -> None:
         await run.select(given_targets)
@@ -383,8 +383,8 @@ async def test_a_rate_holds_at_the_call_when_hands_were_busy_with_another_lane(s
     await asyncio.sleep(1.2)
     release.set()
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
-    assert len(calls) == 20
-    assert_within(calls, rate=100, burst=1, slack=JITTER)
+    assert len(calls) == 12
+    assert_within(calls, rate=25, burst=1, slack=0.2)  # a stall of the machine; permits used at once would be 12
 
 
 # --- hands

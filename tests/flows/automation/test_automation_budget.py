@@ -46,7 +46,7 @@ class Passing:
         self.go_to(self.next)
         async with asyncio.timeout(60):
             while self.written() == before:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.req("AUT-113", "G-46", "G-82", "AUT-89", "AUT-111", "TRX-81", "TRX-35")

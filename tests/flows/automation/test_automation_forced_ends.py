@@ -163,7 +163,7 @@ async def test_a_run_that_no_replica_leads_is_ended_as_stale_and_its_schedule_is
         await select.select(connection, run)
     query(BEGUN, LIMIT + timedelta(minutes=1), stale)
     query(BEGUN, LIMIT - timedelta(minutes=1), fresh)
-    world = await troubled()
+    world = await troubled(kit={"sweep_every": 0.2})
     run = await world.ended(stale)
     assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
     assert "longer than the 1:10:00" in run["error_message"]
@@ -211,7 +211,7 @@ async def test_a_run_that_cannot_be_reconciled_does_not_hold_up_the_others(troub
         f" CREATE TRIGGER broken BEFORE UPDATE ON automation_settings FOR EACH ROW WHEN (old.id = {schedules[0]})"
         " EXECUTE FUNCTION broken()"
     )
-    world = await troubled()
+    world = await troubled(kit={"sweep_every": 0.2})
     assert (await world.ended(runs[1]))["end_cause"] == "stale"
     assert world.run(runs[0])["completed_at"] is None
     query("DROP TRIGGER broken ON automation_settings")

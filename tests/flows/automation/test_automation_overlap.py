@@ -118,7 +118,7 @@ async def test_a_slot_that_waits_for_a_stale_run_is_fired_once_that_is_reconcile
     query("UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s", lost)
     assert await ticked(face, at("09:00")) == ["waiting"]
     set_clock(query, at("09:12"))
-    world = await troubled(kit=NO_SCHEDULER)
+    world = await troubled(kit={**NO_SCHEDULER, "sweep_every": 0.2})
     assert (await world.ended(lost))["end_cause"] == "stale"
     assert world.stated(schedule)["last_run_status"] == "failed"
     assert await ticked(world, at("09:13")) == ["fired"]

@@ -108,7 +108,7 @@ async def test_a_schedule_whose_run_is_stuck_is_freed_and_fires_again(automated,
     query(LOSE, stuck.run_id)
     assert [line.status for line in await automated.tick(hour(9))] == ["waiting"]
     automated.at(hour(9) + timedelta(minutes=11))
-    await start_kit(FLOW, due=RULES)
+    await start_kit(FLOW, due=RULES, sweep_every=0.2)
     await until(lambda: one("SELECT count(*) FROM automation_runs WHERE completed_at IS NOT NULL") == 2, 30)
     assert one("SELECT status, end_cause, error_code FROM automation_runs WHERE id = %s", stuck.run_id) == (
         "failed", "stale", "STALE",
@@ -130,7 +130,7 @@ async def test_one_that_cannot_be_freed_keeps_no_other(automated, start_kit, que
     query(f"ALTER TABLE runs ADD CONSTRAINT no CHECK (id <> {lines[stubborn]} OR ended_at IS NULL)")
     assert [line.status for line in await automated.tick(hour(9))] == ["waiting"] * 2
     automated.at(hour(9) + timedelta(minutes=11))
-    await start_kit(FLOW, due=RULES)
+    await start_kit(FLOW, due=RULES, sweep_every=0.2)
     fired = "SELECT count(*) FROM schedule_slots WHERE schedule_id = %s AND state = 'fired'"
     await until(lambda: one(fired, stuck) == 2, 30)
     assert one("SELECT end_cause FROM runs WHERE id = %s", lines[stuck]) == "stale"

@@ -128,7 +128,7 @@ async def test_a_run_that_ends_by_itself_leaves_its_children_running(troubled, q
 @pytest.mark.parametrize("cause", ["stale", "catastrophic"])
 async def test_every_forced_end_ends_the_tree(troubled, query, cause):
     speech = Deaf("transcribe")
-    world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=0.2))
+    world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=0.2), kit={"sweep_every": 0.2})
     run_id = await at_transcripts(world, *fiches(3))
     if cause == "stale":
         query("UPDATE runs SET started_at = started_at - interval '1 day' WHERE id = %s", run_id)
