@@ -55,8 +55,8 @@ class CataloguePage(NamedTuple):
 
 
 class Shop(Protocol):
-    """A client of one shop. Its HTTP client has the shop's origin as base URL and sends `headers(token)`; its prices are
-    in the shop's currency. Methods raise a `VendorError`; a refusal of all calls has a code in `CRITICAL`.
+    """A client of one shop. Its HTTP client has the shop's origin as base URL and sends `headers(token)`; its
+    prices are in the shop's currency. Methods raise a `VendorError`; a refusal of all calls has a code in `CRITICAL`.
     `throttle` is the cost bucket as the last answer showed it; None if the shop has none."""
 
     most_written: int  # variants per `set_prices`, all of one product

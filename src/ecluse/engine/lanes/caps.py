@@ -1,6 +1,6 @@
 """Caps of a lane that an operator sets while workers run. They replace the caps declared by the flows until they are
-cleared, and hold on every replica as soon as it is notified. Caps, per key too, are kept by the claim (`work/claim.py`),
-rates also by the call (`registry.py`)."""
+cleared, and hold on every replica as soon as it is notified. Caps, per key too, are kept by the claim
+(`work/claim.py`), rates also by the call (`registry.py`)."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ class ReadableWrite(Write):
 
 @dataclass(frozen=True, kw_only=True)
 class AbsoluteWrite(ReadableWrite):
-    """A write that sets a state which can be read back, one item per call. `send` may return the state that the vendor answered, so that a state
-    that is not as wanted is found at once."""
+    """A write that sets a state which can be read back, one item per call. `send` may return the state that the vendor
+    answered, so that a state that is not as wanted is found at once."""
 
     send: Callable[[WorkContext, Item, Order], Awaitable[Any]]
     read: Callable[[WorkContext, Item], Awaitable[Any]]
