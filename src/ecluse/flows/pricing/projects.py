@@ -59,12 +59,15 @@ async def opened(
     *,
     allowed_networks: Sequence[str],
     now: Callable[[], datetime],
+    deadline: float = 30.0,
 ) -> AsyncIterator[Shop]:
     """Open a client of a shop for the duration of the context."""
     kind, guard = CONNECTORS[connector], GuardedHttp(allowed_networks)
     try:
         resolver = guard.resolver(base_url)
-        async with VendorHttp(connector, base_url, headers=kind.headers(token), resolver=resolver, now=now) as http:
+        async with VendorHttp(
+            connector, base_url, headers=kind.headers(token), resolver=resolver, now=now, deadline=deadline
+        ) as http:
             http.hide(token)
             yield kind(http, currency)
     finally:
