@@ -38,13 +38,13 @@ QUICK = replace(RETRY, base=0.02, jitter=0.0, throttled=Backoff(base=0.02))
 SPEEDY: dict[str, Any] = {
     "per_second": 10_000.0,
     "burst": 1_000,
-    "call": timedelta(seconds=0.3),
+    "call": timedelta(seconds=2),
     "retry": QUICK,
     "poll": timedelta(seconds=0.2),
     "pause": timedelta(seconds=0.3),
 }
 TEN_PERCENT_OFF = {
-    "selection": {"products": ["gid://shopify/Product/1"]},
+    "selection": {"products": ["gid://shopify/Product/1"], "tags": ["first-50"]},
     "change": {"kind": "percent", "percent": "-10"},
 }
 
@@ -149,4 +149,4 @@ class World:
         return Counter(one["ref"] for one in self.sandbox.ledger(vendor="shopify", kind="effect"))
 
     def targets(self, run: Row, columns: str = "status") -> list[Any]:
-        return self.query(f"SELECT {columns} FROM rule_targets WHERE rule_run_id = %s ORDER BY id", run["id"])
+        return self.query(f"SELECT {columns} FROM rule_targets WHERE rule_run_id = %s ORDER BY id", run["id"])  # noqa: S608

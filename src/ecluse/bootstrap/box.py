@@ -171,6 +171,7 @@ def _pricing(settings: Settings) -> Flow:
         burst=settings.PRICING_BURST,
         call=timedelta(seconds=settings.PRICING_CALL_TIMEOUT_SECONDS),
         target=timedelta(seconds=settings.PRICING_TARGET_TIMEOUT_SECONDS),
+        soon=timedelta(seconds=settings.PRICING_RECONCILE_AFTER_SECONDS),
     )
     return Pricing(config, shops(settings)).flow
 

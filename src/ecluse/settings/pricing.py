@@ -30,3 +30,9 @@ class PricingKnobs(BaseSettings):
         description="Whole time of a target, from its first execution on: after that it is not retried, and has "
         "failed. Minimum 1.",
     )
+    PRICING_RECONCILE_AFTER_SECONDS: Annotated[float, at_least(1)] = Field(
+        60,
+        le=240,
+        description="When the first reconciliation of a rule run is due, after its end; the others are due after an "
+        "hour, and daily for 30 days. Minimum 1.",
+    )

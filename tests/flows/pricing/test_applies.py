@@ -10,7 +10,6 @@ import pytest
 
 from ecluse.base.errors import Conflict, ForbiddenTransition, NotFound
 from tests.support.pricing_world import PATIENCE
-from tests.support.waits import until
 
 PRODUCTS = [f"gid://shopify/Product/{n}" for n in range(1, 9)]
 VARIANT = "gid://shopify/ProductVariant/{}{:02}"
@@ -18,7 +17,10 @@ MUTATIONS = {"vendor": "shopify", "ids": PRODUCTS}  # a call that reads prices o
 
 
 def some(products: int) -> dict[str, Any]:
-    return {"selection": {"products": PRODUCTS[:products]}, "change": {"kind": "percent", "percent": "-10"}}
+    return {
+        "selection": {"products": PRODUCTS[:products], "tags": ["first-50"]},
+        "change": {"kind": "percent", "percent": "-10"},
+    }
 
 
 @pytest.fixture
@@ -28,6 +30,12 @@ async def previewed(shop, connection):
         return world, await world.previewed(connection, await world.project(connection), some(products))
 
     return make
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.02)
 
 
 def keys(query, kind="automation.target.apply"):
@@ -46,7 +54,8 @@ async def test_the_plan_is_applied_exactly_each_price_once(previewed, connection
     ids = [one for (one,) in world.targets(run, "id")]
     assert sorted(keys(query)) == sorted(f"{run['id']}:{one}:apply:0" for one in ids)
     payloads = query(
-        "SELECT tenant_id, payload ->> 'runId', payload ->> 'targetId' FROM events_outbox WHERE event_type = 'automation.target.apply'"
+        "SELECT tenant_id, payload ->> 'runId', payload ->> 'targetId' FROM events_outbox"
+        " WHERE event_type = 'automation.target.apply'"
     )
     assert set(payloads) == {("default", str(run["id"]), str(one)) for one in ids}
     moves = query("SELECT from_status, to_status, actor FROM rule_history WHERE rule_target_id IS NULL ORDER BY id")
@@ -112,7 +121,7 @@ async def test_after_three_retries_a_target_fails_and_the_next_round_applies_it(
 
 
 @pytest.mark.req("PRC-60")
-@pytest.mark.parametrize("fault", [{"kind": "applied_then_error"}, {"kind": "timeout", "seconds": 1}])
+@pytest.mark.parametrize("fault", [{"kind": "applied_then_error"}, {"kind": "applied_then_reset"}])
 async def test_a_price_whose_answer_was_lost_is_read_before_it_is_sent_again(previewed, connection, fault):
     world, run = await previewed(1)
     world.sandbox.set_faults([{**MUTATIONS, "times": 1, **fault}])
@@ -123,7 +132,7 @@ async def test_a_price_whose_answer_was_lost_is_read_before_it_is_sent_again(pre
 
 async def test_a_price_that_another_party_has_changed_is_not_overwritten(previewed, connection):
     world, run = await previewed(1)
-    target, variant = world.targets(run, "id, variant_id")[0]
+    ((variant,), *_) = world.targets(run, "variant_id")
     async with world.client() as client:
         await client.set_prices(PRODUCTS[0], {variant: 4_242}, key="other")
     done = await world.applied(connection, run)
@@ -143,7 +152,8 @@ async def test_a_shop_that_refuses_everything_ends_the_execution_and_the_rest_is
     assert "UNAUTHORIZED" in done["stopped_reason"]
     assert done["counts"] == {"APPLIED": 10, "FAILED": 70}
     attempts = world.query(
-        "SELECT count(*) FROM rule_history WHERE from_status = 'QUEUED' AND to_status = 'APPLYING' AND rule_target_id IS NOT NULL"
+        "SELECT count(*) FROM rule_history"
+        " WHERE from_status = 'QUEUED' AND to_status = 'APPLYING' AND rule_target_id IS NOT NULL"
     )
     assert attempts == [(80,)]  # a target that was never sent goes through APPLYING as well
 
@@ -155,8 +165,7 @@ async def test_the_sixth_429_in_a_row_pauses_the_lane(previewed, connection, que
     done = await world.applied(connection, run)
     assert done["counts"] == {"APPLIED": 80}
     assert set(world.writes().values()) == {1}
-    log = query("SELECT DISTINCT message FROM run_log WHERE message LIKE '%%ircuit breaker triggered%%'")
-    assert log or query("SELECT 1 FROM lanes WHERE name LIKE 'shop/%%' AND trips > 0")
+    assert query("SELECT count(*) > 0 FROM run_log WHERE message LIKE '%%Circuit breaker triggered%%'") == [(True,)]
 
 
 async def test_the_first_targets_are_applied_alone_and_stop_the_others_if_they_fail(previewed, connection):
@@ -176,7 +185,7 @@ async def test_a_good_canary_is_followed_by_the_others(previewed, connection):
     done = await world.applied(connection, run, canary=4)
     assert (done["status"], set(world.writes().values())) == ("APPLIED", {1})
     calls = [one["ref"] for one in world.sandbox.ledger(kind="call") if one["ref"] in PRODUCTS]
-    assert calls[0] == PRODUCTS[0] and len(calls) == 4
+    assert (calls[0], len(calls)) == (PRODUCTS[0], 4)
 
 
 async def test_once_too_many_have_failed_nothing_more_is_sent(previewed, connection):
@@ -192,7 +201,7 @@ async def test_once_too_many_have_failed_nothing_more_is_sent(previewed, connect
 async def test_an_operators_end_leaves_a_status_by_the_counts(previewed, connection):
     world, run = await previewed(8, per_second=4.0, burst=4)
     started = await world.queued(connection, run)
-    await until(lambda: world.writes().total() >= 10)
+    await until(lambda: ("APPLIED",) in world.targets(run))
     done = await world.ended_by_operator(connection, run, started)
     assert done["status"] == "PARTIAL"
     assert done["counts"]["APPLIED"] + done["counts"]["FAILED"] == 80

@@ -152,6 +152,10 @@ async def may_go_on(connection: Connection, execution: Run, run: int) -> bool:
     return await fetch_value(connection, "SELECT stopped_reason IS NULL FROM rule_runs WHERE id = %s", (run,)) or False
 
 
+async def project_of(connection: Connection, _: Run, run: int) -> int:
+    return int(await fetch_value(connection, "SELECT project_id FROM rule_runs WHERE id = %s", (run,)))
+
+
 def targets(
     lane: Callable[[str, int], Lane], status: str, limit: int | None = None
 ) -> Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]:
@@ -217,8 +221,8 @@ async def rolled_back(connection: Connection, ends: Sequence[ItemEnd]) -> None:
 
 async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequence[int]:
     """Settle the rule runs of ended executions, however they ended: what was left of an apply has failed, and statuses
-    follow the counts. Return the runs whose apply has ended with applied targets."""
-    ids, finished = list(execution_ids), []
+    follow the counts. Return the runs whose apply or rollback has ended."""
+    ids = list(execution_ids)
     over = await fetch_all(connection, dict, ENDED, (ids,))
     given = {"runs": ids, "stages": list(APPLY_STAGES)}
     rows = await fetch_rows(connection, LEFT, given)
@@ -230,10 +234,9 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
         counts: Mapping[str, int] = dict(await fetch_rows(connection, COUNTS, (one["id"],)))
         if one["kind"] == "apply":
             await move_runs(connection, {one["id"]: status_by_counts(counts)}, WORKER)
-            finished += [one["id"]] if counts.get(APPLIED) else []
         elif one["status"] in (APPLIED, PARTIAL) and not counts.get(APPLIED):
             await move_runs(connection, {one["id"]: ROLLED_BACK}, WORKER)
-    return finished
+    return [one["id"] for one in over]
 
 
 async def give_up_overdue(connection: Connection, after: timedelta) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_row, fetch_value
+from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
-from ecluse.flows.pricing import executions, runs, work
+from ecluse.flows.pricing import executions, reconciliations, runs, work
 from ecluse.flows.pricing.executions import SCHEDULER, targets
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.runs import Limits
@@ -46,6 +47,7 @@ class Config:
     retry: RetryPolicy = RETRY
     pause: timedelta = timedelta(seconds=60)
     poll: timedelta = timedelta(seconds=20)
+    soon: timedelta = timedelta(minutes=1)  # until the first reconciliation
 
 
 class RuleToRun(BaseModel):
@@ -82,9 +84,11 @@ class Pricing:
         self.apply = Stage("apply", **of_apply, **brief, last=True)
         undo = self._write(lambda item: {} if item.payload["forced"] else _after(item), _before)
         self.rollback = Stage("rollback", work=undo, on_end=executions.rolled_back, **brief, last=True)
+        compare: dict[str, Any] = {"work": work.fetch_external_prices, "on_end": reconciliations.compared}
+        self.reconcile = Stage("reconcile", **compare, **brief)
         self.flow = Flow(
             FLOW,
-            (self.catalogue, self.canary, self.apply, self.rollback),
+            (self.catalogue, self.canary, self.apply, self.rollback, self.reconcile),
             self._lead,
             Execution,
             vendors=vendors,
@@ -124,10 +128,16 @@ class Pricing:
             await story.select(source)
             await story.fan_out(self.rollback, source)
             await story.gate(self.rollback)
+        else:
+            project = await story.step("project", executions.project_of, run)
+            source = partial(reconciliations.parts, self.lane(story.run.tenant_id, project))
+            await story.select(source)
+            await story.fan_out(self.reconcile, source, priority="low")
+            await story.gate(self.reconcile)
 
     async def _preview(self, story: Story, run: int) -> None:
         async def catalogue(connection: Connection, execution: Run) -> Sequence[NewItem]:
-            project = await fetch_value(connection, "SELECT project_id FROM rule_runs WHERE id = %s", (run,))
+            project = await executions.project_of(connection, execution, run)
             payload = {"rule_run": run, "project": project}
             return [NewItem("catalogue", "", payload, lane=self.lane(execution.tenant_id, project))]
 
@@ -161,9 +171,12 @@ class Pricing:
 
     async def _watch(self, connection: Connection) -> None:
         await executions.give_up_overdue(connection, self.config.target)
+        await reconciliations.start_due(connection, self.flow)
 
     async def _ended(self, connection: Connection, ended: Sequence[Run]) -> Sequence[Event]:
-        await executions.ended(connection, [run.id for run in ended])
+        ids = [run.id for run in ended]
+        await reconciliations.plan_passes(connection, await executions.ended(connection, ids), self.config.soon)
+        await reconciliations.finish(connection, ids)
         return ()
 
 

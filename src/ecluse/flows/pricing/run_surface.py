@@ -12,7 +12,7 @@ from ecluse.access.listing import Filters, Listing
 from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.db.query import Row
-from ecluse.flows.pricing import executions, projects, queries, runs
+from ecluse.flows.pricing import executions, projects, queries, reconciliations, runs
 from ecluse.flows.pricing.flow import FLOW, Canary, Rate
 from ecluse.flows.pricing.rules import REASONS
 from ecluse.flows.pricing.runs import Limits
@@ -100,6 +100,11 @@ class Started(Shape):
     status: RunStatus
 
 
+class Corrected(Shape):
+    id: str = Field(description="The new rule run, a preview with its plan.")
+    corrects_id: str
+
+
 class RuleTargetRow(Shape):
     id: str
     rule_run_id: str
@@ -160,6 +165,34 @@ class DeadLetterReport(Shape):
     causes: list[Cause]
 
 
+class ReconciliationRow(Shape):
+    id: str
+    rule_run_id: str
+    run_id: str | None = Field(description="The run of the engine; null until it is due.")
+    kind: Literal["immediate", "delayed", "daily", "on_demand"]
+    due_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    checked: int
+    mismatches: int
+    unverified: int = Field(description="Targets whose price could not be read.")
+    superseded: int = Field(description="Targets left out, because a later run has changed their price.")
+
+
+class MismatchRow(Shape):
+    id: str
+    reconciliation_id: str
+    rule_run_id: str
+    rule_target_id: str
+    expected: int
+    actual: int | None = Field(description="Null: the shop does not have it any more.")
+    difference: int | None
+
+
+class OfPass(Filters):
+    reconciliation_id: RecordId | None = None
+
+
 class RunFilters(Filters):
     project_id: RecordId | None = None
     rule_id: RecordId | None = None
@@ -188,6 +221,10 @@ EXCLUSIONS = Listing(
 HISTORY = Listing(
     "history", RuleHistoryRow, "rule_history", READ, filters=OfTarget, order=("id",), within=("rule_run_id",)
 )
+RECONCILIATIONS = Listing(
+    "reconciliations", ReconciliationRow, "rule_reconciliations", READ, order=("due_at", "id"), within=("rule_run_id",)
+)
+MISMATCHES = Listing("mismatches", MismatchRow, "rule_mismatches", READ, filters=OfPass, within=("rule_run_id",))
 DEAD_LETTERS = Listing("targets", DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
 COLUMNS = ("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at")
 
@@ -203,6 +240,12 @@ async def _there(look: Look, rule_run_id: RunNumber) -> None:
 for path, listing, about in (
     ("targets", TARGETS, {"list_rule_targets": "List the targets of a rule run with their prices before and after."}),
     ("exclusions", EXCLUSIONS, {"list_rule_exclusions": "List what a rule selects and leaves as it is, with reasons."}),
+    (
+        "reconciliations",
+        RECONCILIATIONS,
+        {"list_reconciliations": "List the reconciliations of a rule run, by instant."},
+    ),
+    ("mismatches", MISMATCHES, {"list_mismatches": "List the prices that are not as applied, the latest first."}),
     ("history", HISTORY, {"list_rule_history": "List the changes of status of a rule run and its targets."}),
 ):
     surface.listing(f"{ONE}/{path}", listing, check=_there, command=Command(f"pricing runs {path}"), **about)
@@ -319,3 +362,43 @@ async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: ToRollBack)
     given = _ids(body.target_ids)
     await runs.check_rollback(act.connection, act.tenant, rule_run_id, given)
     return await _start(act, rule_run_id, "rollback", target_ids=given, forced=body.forced)
+
+
+@surface.operation(
+    "POST",
+    f"{ONE}/reconcile",
+    needs=WRITE,
+    answer=Started,
+    action="rule_run.reconcile",
+    subject="rule_run:{rule_run_id}",
+    refuses=("CONFLICT",),
+    command=Command("pricing runs reconcile", follows="run_id"),
+)
+async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
+    """Read the prices of applied targets from the shop, and report those that are not as applied."""
+    flow = act.kit.flow(FLOW)
+    started = await reconciliations.reconcile_run(act.connection, flow, act.tenant, rule_run_id, _by(act))
+    return {
+        "id": rule_run_id,
+        "run_id": started,
+        "status": (await runs.lock(act.connection, act.tenant, rule_run_id))["status"],
+    }
+
+
+@surface.operation(
+    "POST",
+    f"{ONE}/correct",
+    needs=WRITE,
+    answer=Corrected,
+    status=201,
+    action="rule_run.correct",
+    subject="rule_run:{id}",
+    refuses=("CONFLICT",),
+    command=Command("pricing runs correct"),
+)
+async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
+    """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
+    one. It changes nothing until it is queued."""
+    await act.require_room("rule_runs")
+    made = await reconciliations.correct_run(act.connection, act.tenant, rule_run_id, _by(act))
+    return {"id": made, "corrects_id": rule_run_id}

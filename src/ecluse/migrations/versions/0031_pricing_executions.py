@@ -34,7 +34,7 @@ CREATE TABLE rule_reconciliations (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant_id   text NOT NULL,
     rule_run_id bigint NOT NULL REFERENCES rule_runs ON DELETE CASCADE,
-    pass        text NOT NULL CHECK (pass IN ('immediate', 'delayed', 'daily', 'on_demand')),
+    kind        text NOT NULL CHECK (kind IN ('immediate', 'delayed', 'daily', 'on_demand')),
     due_at      timestamptz NOT NULL,
     run_id      bigint,
     started_at  timestamptz,
@@ -61,6 +61,7 @@ CREATE TABLE rule_mismatches (
     rule_target_id    bigint NOT NULL,
     expected          bigint NOT NULL,
     actual            bigint,
+    difference        bigint GENERATED ALWAYS AS (actual - expected) STORED,
     CONSTRAINT rule_mismatches_once UNIQUE (reconciliation_id, rule_target_id)
 );
 CREATE INDEX rule_mismatches_run ON rule_mismatches (rule_run_id, id);
