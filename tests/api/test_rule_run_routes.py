@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from ecluse.flows.pricing.run_surface import (
-    EXCLUSIONS,
-    HISTORY,
-    RECONCILIATIONS,
-    RUNS,
-    TARGETS,
-    DeadLetterReport,
-    RuleRunShown,
-    Started,
-)
+from ecluse.flows.pricing.run_surface import EXCLUSIONS, HISTORY, RECONCILIATIONS, RUNS, TARGETS
+from ecluse.flows.pricing.shapes import DeadLetterReport, RuleRunShown, Started
 from tests.support.api_server import Client, add_tenant, new_key, serving
 from tests.support.waits import wait_for
 

@@ -78,13 +78,16 @@ class World:
             await SECRETS.put(connection, TENANT, projects.secret_name(row["id"]), "shpat_test")
         return int(row["id"])
 
+    async def rule(self, connection: Connection, project: int, terms: Row = TEN_PERCENT_OFF) -> int:
+        given, name = Terms.model_validate(terms), f"Rule {next(NAMES)}"
+        async with connection.transaction():
+            return int((await rule_records.create(connection, TENANT, project, name, given, "a test"))["id"])
+
     async def previewed(self, connection: Connection, project: int, terms: Row = TEN_PERCENT_OFF) -> Row:
         """A run of a new rule, whose preview has ended."""
+        rule = await self.rule(connection, project, terms)
         async with connection.transaction():
-            rule = await rule_records.create(
-                connection, TENANT, project, f"Rule {next(NAMES)}", Terms.model_validate(terms), "a test"
-            )
-            run = await executions.new_preview(connection, TENANT, rule["id"], BY)
+            run = await executions.new_preview(connection, TENANT, rule, BY)
             started = await executions.start(connection, self.made.flow, TENANT, run, "preview", BY)
         await wait_for_run(self.kit, started, PATIENCE)
         return await queries.show_run(connection, TENANT, run)

@@ -64,7 +64,6 @@ class _Status(_Answer):
 
 class _Cost(_Answer):
     requested_query_cost: float | None = None
-    actual_query_cost: float | None = None
     throttle_status: _Status | None = None
 
 
@@ -226,7 +225,7 @@ class Shopify:
                 status.currently_available,
                 status.maximum_available,
                 status.restore_rate,
-                cost.actual_query_cost or cost.requested_query_cost or 1.0,
+                cost.requested_query_cost or 1.0,
             )
         if answer.errors:
             _refuse(self._http.name, answer.errors[0], cost)

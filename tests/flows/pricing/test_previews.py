@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ecluse.base.errors import Conflict
-from tests.support.pricing_world import TEN_PERCENT_OFF
+from ecluse.engine import Start
+from ecluse.flows.pricing import queries
+from tests.support.pricing_world import PATIENCE, TEN_PERCENT_OFF, TENANT
+from tests.support.runs import start_run, wait_for_run
 
 FIRST_50 = {"selection": {"tags": ["first-50"]}, "change": {"kind": "percent", "percent": "-10"}, "ending": "99"}
 
@@ -49,3 +52,20 @@ async def test_a_shop_that_refuses_the_token_fails_the_preview(shop, connection,
     assert "access token" in execution["error"]
     with pytest.raises(Conflict, match="has no plan"):
         await world.queued(connection, run)
+
+
+@pytest.mark.req("PRC-03")
+async def test_a_schedule_previews_queues_and_applies_a_rule(shop, connection, query):
+    world = await shop()
+    rule = await world.rule(connection, await world.project(connection))
+    given = {"rule_id": str(rule), "canary": 2}
+    started = await start_run(world.kit, Start(world.made.flow, "schedule:7:1", input=given, schedule_id=None))
+    ended = await wait_for_run(world.kit, started.run.id, PATIENCE)
+    assert ended["status"] == "completed", ended
+    [(run, execution)] = query("SELECT rule_run_id, run_id FROM rule_executions WHERE kind = 'apply'")
+    await wait_for_run(world.kit, execution, PATIENCE)
+    done = await queries.show_run(connection, TENANT, run)
+    assert (done["status"], done["canary"], done["actor"], done["source"]) == ("APPLIED", 2, "Scheduler", "schedule")
+    moves = query("SELECT to_status, actor FROM rule_history WHERE rule_target_id IS NULL ORDER BY id")
+    assert moves[1] == ("QUEUED", "Scheduler")
+    assert set(world.writes().values()) == {1}

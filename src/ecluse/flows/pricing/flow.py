@@ -50,19 +50,23 @@ class Config:
     soon: timedelta = timedelta(minutes=1)  # until the first reconciliation
 
 
-class RuleToRun(BaseModel):
-    """The plan of a schedule: the rule to preview, queue and apply."""
-
+class _Limited(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    rule_id: Id | None = None
     canary: Canary | None = None
     max_failure_rate: Rate | None = None
 
 
-class Execution(RuleToRun):
-    """Input of a run; `rule_run_id` None: a schedule has started it."""
+class RuleToRun(_Limited):
+    """The plan of a schedule: the rule to preview, queue and apply."""
 
+    rule_id: Id
+
+
+class Execution(_Limited):
+    """Input of a run; `rule_id`: a schedule has started it, and there is no rule run yet."""
+
+    rule_id: Id | None = None
     kind: Literal["preview", "apply", "rollback", "reconcile"] = "preview"
     rule_run_id: Id | None = None
     target_ids: list[int] | None = None

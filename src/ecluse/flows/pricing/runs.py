@@ -31,8 +31,16 @@ from ecluse.flows.pricing.states import (
     move_targets,
     record,
 )
+from ecluse.retention.kinds import Aged
 
 CHUNK = 5_000
+KEPT = Aged(
+    "rule runs",
+    "rule_runs",
+    "coalesce(t.rolled_back_at, t.finished_at, t.created_at)",
+    where="t.status NOT IN ('QUEUED', 'APPLYING')",
+    began="t.created_at",
+)
 INSERT_RUN = """
 INSERT INTO rule_runs (tenant_id, project_id, rule_id, rule, currency, status, corrects_id, actor, correlation_id,
                        source, created_at)

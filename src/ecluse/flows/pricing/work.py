@@ -53,6 +53,12 @@ class Shops:
             if (told := shop.throttle) is not None:
                 context.heard(item, Throttle(told.available, told.restored_per_second, told.cost))
 
+    async def refilled(self, item: Item) -> None:
+        """Wait until the cost bucket of the shop has room for a call like the last one: the lane follows the bucket
+        only after an execution, and the pages of a catalogue are expensive calls of one execution."""
+        if (told := self._clients[item.payload["project"]].shop.throttle) is not None:
+            await asyncio.sleep(max(0.0, (told.cost - told.available) / told.restored_per_second))
+
     async def _shop(self, context: WorkContext, item: Item) -> Shop:
         project = item.payload["project"]
         known = self._clients.get(project)
@@ -102,6 +108,7 @@ async def preview(context: WorkContext, item: Item) -> Result:
         while more:
             if calls:
                 await context.permit(item)
+                await shops.refilled(item)
             calls += 1
             page = await shops.call(context, item, methodcaller("catalogue", cursor, tag=tag, costs=costs))
             listed += page.variants
