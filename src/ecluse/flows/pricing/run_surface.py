@@ -3,10 +3,12 @@ dead letters."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Command, F, Look, Noun, Surface
+from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.pricing import executions, projects, queries, reconciliations, runs
 from ecluse.flows.pricing.flow import FLOW
@@ -114,9 +116,14 @@ def _by(act: Act) -> By:
 
 
 async def _start(act: Act, run: int, kind: str, **given: Any) -> Row:
-    started = await executions.start(act.connection, act.kit.flow(FLOW), act.tenant, run, kind, _by(act), **given)
-    status = (await runs.lock(act.connection, act.tenant, run))["status"]
-    return {"id": run, "run_id": started, "status": status}
+    flow = act.kit.flow(FLOW)
+    return await _started(
+        act, run, await executions.start(act.connection, flow, act.tenant, run, kind, _by(act), **given)
+    )
+
+
+async def _started(act: Act, run: int, started: int) -> Row:
+    return {"id": run, "run_id": started, "status": (await runs.lock(act.connection, act.tenant, run))["status"]}
 
 
 def _ids(given: list[str] | None) -> list[int] | None:
@@ -141,15 +148,22 @@ async def preview_rule(act: Act, body: NewPreview) -> Row:
     return await _start(act, run, "preview")
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/queue",
-    needs=WRITE,
-    answer=Started,
-    action="rule_run.queue",
-    subject="rule_run:{rule_run_id}",
-    refuses=("CONFLICT", "FORBIDDEN_TRANSITION", "NO_PLAN"),
-    command=Command("pricing runs queue", arguments=("plan_hash",), preview="show_rule_run", follows="run_id"),
+def _of_run(verb: str, *refuses: str, answer: type[Shape] = Started, **command: Any) -> Callable[[F], F]:
+    """Return the declaration of an operation on a rule run."""
+    return surface.operation(
+        "POST",
+        f"{ONE}/{verb}",
+        needs=WRITE,
+        answer=answer,
+        action=f"rule_run.{verb}",
+        subject="rule_run:{rule_run_id}",
+        refuses=("CONFLICT", *refuses),
+        command=Command(f"pricing runs {verb}", **command),
+    )
+
+
+@_of_run(
+    "queue", "FORBIDDEN_TRANSITION", "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id"
 )
 async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: ToQueue) -> Row:
     """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
@@ -159,32 +173,14 @@ async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: ToQueue) -> Row
     return await _start(act, rule_run_id, "apply")
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/retry",
-    needs=WRITE,
-    answer=Started,
-    action="rule_run.retry",
-    subject="rule_run:{rule_run_id}",
-    refuses=("CONFLICT", "FORBIDDEN_TRANSITION", "NOTHING_FAILED"),
-    command=Command("pricing runs retry", preview="show_rule_run", follows="run_id"),
-)
+@_of_run("retry", "FORBIDDEN_TRANSITION", "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, _ids(body.target_ids), _by(act))
     return await _start(act, rule_run_id, "apply")
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/rollback",
-    needs=WRITE,
-    answer=Started,
-    action="rule_run.rollback",
-    subject="rule_run:{rule_run_id}",
-    refuses=("CONFLICT", "FORBIDDEN_TRANSITION"),
-    command=Command("pricing runs rollback", preview="show_rule_run", follows="run_id"),
-)
+@_of_run("rollback", "FORBIDDEN_TRANSITION", preview="show_rule_run", follows="run_id")
 async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: ToRollBack) -> Row:
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
@@ -193,38 +189,15 @@ async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: ToRollBack)
     return await _start(act, rule_run_id, "rollback", target_ids=given, forced=body.forced)
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/reconcile",
-    needs=WRITE,
-    answer=Started,
-    action="rule_run.reconcile",
-    subject="rule_run:{rule_run_id}",
-    refuses=("CONFLICT",),
-    command=Command("pricing runs reconcile", follows="run_id"),
-)
+@_of_run("reconcile", follows="run_id")
 async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Read the prices of applied targets from the shop, and report those that are not as applied."""
     flow = act.kit.flow(FLOW)
     started = await reconciliations.reconcile_run(act.connection, flow, act.tenant, rule_run_id, _by(act))
-    return {
-        "id": rule_run_id,
-        "run_id": started,
-        "status": (await runs.lock(act.connection, act.tenant, rule_run_id))["status"],
-    }
+    return await _started(act, rule_run_id, started)
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/correct",
-    needs=WRITE,
-    answer=Corrected,
-    status=201,
-    action="rule_run.correct",
-    subject="rule_run:{id}",
-    refuses=("CONFLICT",),
-    command=Command("pricing runs correct"),
-)
+@_of_run("correct", answer=Corrected)
 async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
     one. It changes nothing until it is queued."""
