@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
 from ecluse.flows.pricing import executions, reconciliations, runs, work
 from ecluse.flows.pricing.executions import SCHEDULER, targets
+from ecluse.flows.pricing.projects import lane_name
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.runs import Limits
 from ecluse.flows.pricing.states import APPLIED, QUEUED
@@ -116,9 +117,8 @@ class Pricing:
         )
 
     def lane(self, tenant: str, project: int) -> Lane:
-        """Return the lane of a project: its limits are those of its access token."""
-        caps = {"max_per_key": 1, "per_second": self.config.per_second, "burst": self.config.burst}
-        return Lane(f"{self.base.name}/{tenant}/project-{project}", tenant=tenant, **caps)  # type: ignore[arg-type]
+        """Return the lane of a project, which has the caps of the declared one for itself."""
+        return replace(self.base, name=lane_name(tenant, project), tenant=tenant)
 
     async def _lead(self, story: Story) -> None:
         given: Execution = story.input
