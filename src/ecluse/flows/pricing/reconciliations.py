@@ -32,7 +32,7 @@ DUE = f"""
 SELECT c.id, c.tenant_id, c.rule_run_id
 FROM rule_reconciliations c JOIN rule_runs r ON r.id = c.rule_run_id JOIN pricing_projects p ON p.id = r.project_id
 WHERE c.started_at IS NULL AND c.due_at <= ecluse_now() AND r.status IN ('APPLIED', 'PARTIAL') AND p.deleted_at IS NULL
-ORDER BY c.due_at LIMIT {AT_ONCE} FOR NO KEY UPDATE OF c SKIP LOCKED
+ORDER BY c.due_at LIMIT {AT_ONCE} FOR NO KEY UPDATE OF c, r SKIP LOCKED
 """  # noqa: S608 - our own names
 ON_DEMAND = """
 INSERT INTO rule_reconciliations (tenant_id, rule_run_id, kind, due_at) VALUES (%s, %s, 'on_demand', ecluse_now())
