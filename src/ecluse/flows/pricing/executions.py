@@ -81,7 +81,7 @@ SELECT t.id, x.rule_run_id,
 FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
 JOIN rule_targets t ON t.rule_run_id = x.rule_run_id AND t.status = 'QUEUED'
 LEFT JOIN items i ON i.run_id = x.run_id AND i.stage = ANY(%(stages)s) AND i.key = t.id::text
-LEFT JOIN effects e ON e.run_id = x.run_id AND e.item_id = i.id AND e.state IN ('sending', 'unknown')
+LEFT JOIN effects e ON e.run_id = x.run_id AND e.item_id = i.id AND e.state IN ('sending', 'unknown', 'applied')
 WHERE x.run_id = ANY(%(runs)s) AND x.kind = 'apply'
 """  # noqa: S608 - our own names
 ENDED = """
