@@ -56,6 +56,7 @@ BODIES = {
     "/api/pricing/projects/{project_id}": {},
     "/api/pricing/rules": {"selection": {"price_from": 0}, "change": {"kind": "percent", "percent": "-10"}},
     "/api/pricing/rules/{rule_id}": {"allow_free": True},
+    "/api/pricing/runs/{rule_run_id}/queue": {"plan_hash": "0" * 64},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -88,7 +89,7 @@ NAME_OF_NONE = {
     "/api/lanes/{name}/resume": "/api/lanes/{name}",
 }
 # What they are about is named in the body.
-NAMED = ("/api/pricing/rules", "/api/leases/release", "/api/audits", "/api/automation/trigger")
+NAMED = ("/api/pricing/rules", "/api/pricing/runs", "/api/leases/release", "/api/audits", "/api/automation/trigger")
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
@@ -167,6 +168,13 @@ VALUES (%(id)s, 'default', %(id)s, 'matrix', '{"price_from": 0}', '{"kind": "amo
         ecluse_now(), 'a test', ecluse_now())
 ON CONFLICT (id) DO UPDATE SET deleted_at = NULL
 """
+RULE_RUN = """
+INSERT INTO rule_runs (id, tenant_id, project_id, rule, currency, status, actor, correlation_id, source, created_at)
+OVERRIDING SYSTEM VALUE
+VALUES (%(id)s, 'default', %(id)s, '{}', 'EUR', 'PREVIEW', 'a test', '', 'a test', ecluse_now()) ON CONFLICT DO NOTHING
+"""
+# A run without a plan: the right is found to be there, and its state not to allow it.
+BY_STATE = "/api/pricing/runs/{rule_run_id}/"
 APART = 500_000
 ENDED = ("/api/automation/runs/", "/api/runs/{run_id}/redrive")  # about the run that has ended
 # One number for all of them: whatever a path asks for is there.
@@ -223,6 +231,7 @@ def something(shared_api, shared_dsn):
             "budgets",
             "pricing_projects",
             "pricing_rules",
+            "rule_runs",
         ):  # ours are runs' numbers
             connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
@@ -238,7 +247,8 @@ def something(shared_api, shared_dsn):
                 add_connections(shared_dsn, tenant)
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
-            connection.execute(PRICING, {"id": int(run)})
+            for statement in (PRICING, RULE_RUN):
+                connection.execute(statement, {"id": int(run)})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
@@ -261,6 +271,7 @@ def table(app):
 def named(path, number, cells):
     """What is about something names it; what is made has a name that nobody has."""
     return {
+        "/api/pricing/runs": {"rule_id": number},
         "/api/pricing/rules": {"project_id": number, "name": f"matrix cell {cells}"},
         "/api/audits": {"fiche_id": number, "audit_config_id": number},
         "/api/automation/trigger": {"schedule_id": number},
@@ -287,6 +298,8 @@ def expected(who, path, route):
         return {422}
     named = "{" in path or (path in NAMED and "POST" in route.methods)
     theirs = who == "other tenant's admin" and named and path not in EVERYBODYS
+    if path.startswith(BY_STATE) and "POST" in route.methods and not theirs:
+        return {409}
     return {404} if theirs else {200, 201, 202}
 
 

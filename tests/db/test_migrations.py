@@ -59,6 +59,8 @@ TABLES = {
     "rule_executions",
     "rule_exclusions",
     "rule_history",
+    "rule_mismatches",
+    "rule_reconciliations",
     "rule_runs",
     "rule_targets",
     "run_log",

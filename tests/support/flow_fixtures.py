@@ -12,6 +12,8 @@ from tests.support.audit_world import World as AuditWorld
 from tests.support.audit_world import by_hand
 from tests.support.automation_world import World as AutomationWorld
 from tests.support.automation_world import automation
+from tests.support.pricing_world import World as PricingWorld
+from tests.support.pricing_world import pricing
 from tests.support.transcription_world import Gate, World, transcription
 
 
@@ -59,5 +61,16 @@ def automate(start_kit, sandbox, query):
         (made, transcribing), lives = automation(sandbox, **options), []
         engine = await start_kit(transcribing, made.flow, *others, live=lives.extend, **(kit or {}))
         return AutomationWorld(engine, made.flow, sandbox, query, lives)
+
+    return make
+
+
+@pytest.fixture
+def shop(start_kit, sandbox, query):
+    """Make an engine that changes prices, at full speed unless its knobs are given."""
+
+    async def make(*, kit=None, **config):
+        made = pricing(**config)
+        return PricingWorld(await start_kit(made.flow, **(kit or {})), made, sandbox, query)
 
     return make

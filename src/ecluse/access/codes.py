@@ -120,6 +120,11 @@ REFUSALS = {
     ),
     "CONFIG_INACTIVE": Refusal(409, "The audit config is switched off.", "Set `is_active` to true first."),
     "INVALID_PRIORITY": Refusal(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
+    "NO_PLAN": Refusal(
+        409,
+        "The preview of the rule run is not finished, or its plan changes no price.",
+        "Wait for the end of the preview; read the exclusions of the run.",
+    ),
     # Connections to vendors
     "NO_CONNECTION": Refusal(
         409,

@@ -31,6 +31,9 @@ COUNTED = {
     "schedules": "SELECT count(*) FROM schedules WHERE tenant_id = %s AND deleted_at IS NULL",
     "audit_configs": "SELECT count(*) FROM audit_configs WHERE tenant_id = %s AND deleted_at IS NULL",
     "endpoints": "SELECT count(*) FROM notification_endpoints WHERE tenant_id = %s",
+    "pricing_projects": "SELECT count(*) FROM pricing_projects WHERE tenant_id = %s AND deleted_at IS NULL",
+    "pricing_rules": "SELECT count(*) FROM pricing_rules WHERE tenant_id = %s AND deleted_at IS NULL",
+    "rule_runs": "SELECT count(*) FROM rule_runs WHERE tenant_id = %s",
 }
 # Concurrent transactions of a tenant check a count one after the other.
 LOCK = "SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE"
@@ -49,6 +52,9 @@ class Allowed:
     schedules: int = 1_000
     audit_configs: int = 500
     endpoints: int = 50
+    pricing_projects: int = 100
+    pricing_rules: int = 1_000
+    rule_runs: int = 10_000
     answer_megabytes: int = 10  # of one answer
 
 

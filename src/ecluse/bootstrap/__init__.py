@@ -21,6 +21,7 @@ from ecluse.bootstrap.box import (
     lacking,
     load_flows,
     load_packages,
+    shops,
     transcription_config,
     vendor_setup,
     vendors,
@@ -210,6 +211,8 @@ def bootstrap(
             return replace(flow, vendors=vendors(settings, secrets), plans=automation_plans(settings, secrets))
         if flow.name in ("transcription", "audit"):
             return replace(flow, vendors=vendors(settings, secrets))
+        if flow.name == "pricing":
+            return replace(flow, vendors=shops(settings, secrets))
         return flow
 
     by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)

@@ -155,6 +155,27 @@ def _audit(settings: Settings) -> Flow:
     return Audit(audit_config(settings), vendors(settings)).flow
 
 
+def shops(settings: Settings, secrets: Secrets | None = None) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
+    """Return the `vendors` of the pricing flow."""
+    from ecluse.flows.pricing.work import Shops
+
+    return partial(Shops, vendor_setup(settings, secrets), settings.PRICING_CALL_TIMEOUT_SECONDS)
+
+
+def _pricing(settings: Settings) -> Flow:
+    """Build the pricing flow; without secrets, which `bootstrap` adds."""
+    from ecluse.flows.pricing.flow import Config, Pricing
+
+    config = Config(
+        per_second=settings.PRICING_REQUESTS_PER_SECOND,
+        burst=settings.PRICING_BURST,
+        call=timedelta(seconds=settings.PRICING_CALL_TIMEOUT_SECONDS),
+        target=timedelta(seconds=settings.PRICING_TARGET_TIMEOUT_SECONDS),
+        soon=timedelta(seconds=settings.PRICING_RECONCILE_AFTER_SECONDS),
+    )
+    return Pricing(config, shops(settings)).flow
+
+
 def _secret(given: SecretStr | None) -> str | None:
     """Return the value of a secret knob; None if it is unset or blank."""
     return given.get_secret_value().strip() or None if given is not None else None
@@ -189,7 +210,7 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError for one that cannot
     be loaded, or a name that occurs twice."""
     transcription = _transcription(settings)
-    box = [transcription, _audit(settings), _automation(settings, transcription), _notifications()]
+    box = [transcription, _audit(settings), _automation(settings, transcription), _pricing(settings), _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
     known = Counter([flow.name for flow in box] + [flow.name for _, flow in others])
     if twice := sorted(name for name, count in known.items() if count > 1):

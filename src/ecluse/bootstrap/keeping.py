@@ -24,6 +24,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
     from ecluse.flows.audits import store as audits
     from ecluse.flows.automation import schedules
     from ecluse.flows.fiches import cache as fiches
+    from ecluse.flows.pricing import runs as rule_runs
     from ecluse.flows.transcriptions import start, store
 
     deliveries = tuple(flow.name for flow in flows if flow.name == NOTIFICATIONS)
@@ -41,6 +42,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "DELIVERIES": OldRuns("deliveries", deliveries),
         "RUNS": OldRuns("runs", others),
         "AUDITS": audits.KEPT,
+        "RULE_RUNS": rule_runs.KEPT,
         "FICHES": fiches.KEPT,
     }
     rules = [Rule(one, FIXED) for one in (idempotency.KEPT, start.KEPT, schedules.KEPT)]

@@ -24,6 +24,7 @@ from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
 from ecluse.settings.limits import LimitKnobs
 from ecluse.settings.prices import PriceKnobs
+from ecluse.settings.pricing import PricingKnobs
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,9 @@ def _sender(value: str) -> str:
     return value
 
 
-class Settings(AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, TranscriptionKnobs, AutomationKnobs):
+class Settings(
+    AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, PricingKnobs, TranscriptionKnobs, AutomationKnobs
+):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 
     model_config = SettingsConfigDict(case_sensitive=True, extra="ignore", env_ignore_empty=True, allow_inf_nan=False)

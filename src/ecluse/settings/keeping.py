@@ -56,4 +56,9 @@ class KeepKnobs(BaseSettings):
         "Days for which a fiche is kept after its last change, with its recordings, transcripts and audits; at least "
         "as long as its runs.",
     )
+    ECLUSE_KEEP_RULE_RUNS_DAYS: Days = _days(
+        400,
+        "Days for which a rule run is kept after its end, with its targets, history and reconciliations; a preview "
+        "that was not queued, after its creation.",
+    )
     ECLUSE_KEEP_AUDIT_TRAIL_DAYS: Days = _days(0, "Days for which the audit trail is kept.")

@@ -36,4 +36,7 @@ class LimitKnobs(BaseSettings):
     ECLUSE_LIMIT_SCHEDULES: Most = _most(1_000, "Schedules of a tenant.")
     ECLUSE_LIMIT_AUDIT_CONFIGS: Most = _most(500, "Audit configs of a tenant.")
     ECLUSE_LIMIT_ENDPOINTS: Most = _most(50, "Notification endpoints of a tenant.")
+    ECLUSE_LIMIT_PRICING_PROJECTS: Most = _most(100, "Pricing projects of a tenant.")
+    ECLUSE_LIMIT_PRICING_RULES: Most = _most(1_000, "Pricing rules of a tenant.")
+    ECLUSE_LIMIT_RULE_RUNS: Most = _most(10_000, "Rule runs of a tenant, previews included.")
     ECLUSE_LIMIT_ANSWER_MEGABYTES: Most = _most(10, "Megabytes of one JSON answer, before compression.")

@@ -221,7 +221,12 @@ class Shopify:
         answer = await self._http.call("POST", path, kind, json=asked, headers=headers, explain=_of_shop)
         cost = answer.extensions.cost
         if (status := cost.throttle_status) is not None:
-            self.throttle = Throttle(status.currently_available, status.maximum_available, status.restore_rate)
+            self.throttle = Throttle(
+                status.currently_available,
+                status.maximum_available,
+                status.restore_rate,
+                cost.requested_query_cost or 1.0,
+            )
         if answer.errors:
             _refuse(self._http.name, answer.errors[0], cost)
         if answer.data is None:

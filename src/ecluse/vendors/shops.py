@@ -33,11 +33,12 @@ class Variant:
 
 
 class Throttle(NamedTuple):
-    """The cost bucket of a shop after a call, in points."""
+    """The cost bucket of a shop after a call, in points, and what that call cost."""
 
     available: float
     largest: float
     restored_per_second: float
+    cost: float = 1.0
 
 
 class ShopFacts(NamedTuple):

@@ -154,7 +154,11 @@ FAILED_BY: dict[FailedBy, tuple[str, str]] = {
         """%(error)s || coalesce(': lane ' || l.name || ' was paused: ' || l.paused_reason,
             CASE WHEN i.postponed_cause = 'budget' THEN ': ' || i.postponed_why END, ': ' || i.error, '')""",
     ),
-    "given up": (f"{WAITING} AND i.due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)", "%(error)s"),
+    "given up": (
+        f"""{WAITING} AND i.due_at <= coalesce(%(due_before)s, 'infinity'::timestamptz)
+            AND (%(keys)s::text[] IS NULL OR i.key = ANY(%(keys)s))""",
+        "%(error)s",
+    ),
     "end of run": ("true", "coalesce(i.error, %(error)s)"),
 }
 # The items get a closed claim, so that they are counted like items that ran and failed, and never run.
@@ -183,11 +187,13 @@ async def fail_waiting(
     by: FailedBy,
     key: str | None = None,
     due_before: datetime | None = None,
+    keys: Collection[str] | None = None,
 ) -> int:
     """Fail the waiting items of these runs for good with this error, in one stage or, at the end of the runs, in all
     stages and with the items in flight; return their number. `by` names the cause, which decides by FAILED_BY whether
-    `key` (only this item) and `due_before` (only items due by then) apply. The caller has taken the locks (see
-    `lifecycle`)."""
-    given = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "key": key, "due_before": due_before}
+    `key` and `keys` (only these items) and `due_before` (only items due by then) apply. The caller has taken the locks
+    (see `lifecycle`)."""
+    given: dict[str, Any] = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "key": key}
+    given |= {"due_before": due_before, "keys": None if keys is None else list(keys)}
     which, text = FAILED_BY[by]
     return (await connection.execute(FAIL.format(by=by, which=which, error=text), given)).rowcount

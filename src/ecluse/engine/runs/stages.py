@@ -112,13 +112,14 @@ async def give_up(
     error: str,
     *,
     due_before: datetime | None = None,
+    keys: Collection[str] | None = None,
 ) -> int:
     """Fail the unclaimed items in a stage of these runs, with this error code and text; return their number. A sweep
-    then ends the runs. `due_before`: only items that are due by then."""
+    then ends the runs. `due_before`: only items that are due by then; `keys`: only items with these keys."""
     async with connection.transaction():
         await lifecycle.lock_runs(connection, run_ids)
         given_up = await items.fail_waiting(
-            connection, run_ids, stage, code, error, by="given up", due_before=due_before
+            connection, run_ids, stage, code, error, by="given up", due_before=due_before, keys=keys
         )
         await connection.execute("SELECT pg_notify(%s, '')", (lifecycle.CLOSING_CHANNEL,))
     return given_up

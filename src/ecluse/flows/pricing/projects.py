@@ -14,6 +14,7 @@ from ecluse.access.envelope import Refused
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
+from ecluse.engine import retire_lanes
 from ecluse.vendors.guarded import GuardedHttp
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceListShop
@@ -50,6 +51,11 @@ def secret_name(project: int) -> str:
     return f"pricing-project:{project}"
 
 
+def lane_name(tenant: str, project: int) -> str:
+    """Return the name of the lane of a project: the limits of a shop are those of its access token."""
+    return f"shop/{tenant}/project-{project}"
+
+
 @asynccontextmanager
 async def opened(
     connector: str,
@@ -59,12 +65,15 @@ async def opened(
     *,
     allowed_networks: Sequence[str],
     now: Callable[[], datetime],
+    deadline: float = 30.0,
 ) -> AsyncIterator[Shop]:
     """Open a client of a shop for the duration of the context."""
     kind, guard = CONNECTORS[connector], GuardedHttp(allowed_networks)
     try:
         resolver = guard.resolver(base_url)
-        async with VendorHttp(connector, base_url, headers=kind.headers(token), resolver=resolver, now=now) as http:
+        async with VendorHttp(
+            connector, base_url, headers=kind.headers(token), resolver=resolver, now=now, deadline=deadline
+        ) as http:
             http.hide(token)
             yield kind(http, currency)
     finally:
@@ -114,6 +123,7 @@ async def delete(connection: Connection, tenant: str, project: int, by: str) -> 
     await show(connection, tenant, project, lock=True)
     if (run := await fetch_value(connection, OPEN_RUNS, (project,))) is not None:
         raise Conflict(f"Rule run {run} of pricing project {project} is not finished: wait for its end.")
+    await retire_lanes(connection, [lane_name(tenant, project)])
     await connection.execute(DELETE_RULES, (by, project))
     await connection.execute(DELETE, (by, project))
 

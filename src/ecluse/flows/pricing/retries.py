@@ -6,12 +6,12 @@ from __future__ import annotations
 import random
 
 from ecluse.base.errors import TransientError, VendorError
-from ecluse.engine import RetryPolicy, backoff
+from ecluse.engine import Backoff, RetryPolicy, backoff
 from ecluse.vendors.shops import is_429_error
 
 MAX_RETRIES = 3
-RETRY = RetryPolicy(executions=MAX_RETRIES + 1, base=2.0, multiplier=2.0, longest=64.0, jitter=0.2)
-RETRY_429 = RetryPolicy(executions=MAX_RETRIES + 1, base=16.0, multiplier=2.0, longest=64.0)
+RETRY_429 = Backoff(base=16.0, multiplier=2.0, longest=64.0)
+RETRY = RetryPolicy(executions=MAX_RETRIES + 1, base=2.0, multiplier=2.0, longest=64.0, jitter=0.2, throttled=RETRY_429)
 
 
 def calculate_delay(attempts: int, chance: random.Random) -> float:

@@ -1,18 +1,18 @@
-"""Rule runs: their creation from a plan, their queueing, the manual retry of failed targets, and the dead letters,
+"""Rule runs: their creation, their plan, their queueing, the manual retry of failed targets, and the dead letters,
 which are the failed targets. Each is a part of the caller's transaction; executions call the shop."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 from psycopg.types.json import Jsonb
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_value
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_rows, fetch_value
 from ecluse.flows.pricing.rules import Plan
 from ecluse.flows.pricing.states import (
     APPLYING,
@@ -20,21 +20,37 @@ from ecluse.flows.pricing.states import (
     NOT_ATTEMPTED,
     PREVIEW,
     QUEUED,
+    ROLLED_BACK,
+    RUNS,
+    TARGETS,
     By,
     Hop,
     TargetMove,
+    check,
     move_runs,
     move_targets,
     record,
 )
+from ecluse.retention.kinds import Aged
 
 CHUNK = 5_000
+KEPT = Aged(
+    "rule runs",
+    "rule_runs",
+    "coalesce(t.rolled_back_at, t.finished_at, t.created_at)",
+    where="t.status NOT IN ('QUEUED', 'APPLYING')",
+    began="t.created_at",
+)
 INSERT_RUN = """
-INSERT INTO rule_runs (tenant_id, project_id, rule_id, rule, currency, status, plan_hash, totals, actor, correlation_id,
+INSERT INTO rule_runs (tenant_id, project_id, rule_id, rule, currency, status, corrects_id, actor, correlation_id,
                        source, created_at)
-VALUES (%(tenant)s, %(project)s, %(rule_id)s, %(rule)s, %(currency)s, 'PREVIEW', %(hash)s, %(totals)s, %(actor)s,
+VALUES (%(tenant)s, %(project)s, %(rule_id)s, %(rule)s, %(currency)s, 'PREVIEW', %(corrects)s, %(actor)s,
         %(correlation_id)s, %(source)s, ecluse_now())
 RETURNING id
+"""
+PLAN_RUN = """
+UPDATE rule_runs SET plan_hash = %(hash)s, totals = %(totals)s
+WHERE id = %(run)s AND status = 'PREVIEW' AND plan_hash IS NULL RETURNING tenant_id
 """
 INSERT_TARGETS = """
 INSERT INTO rule_targets (tenant_id, rule_run_id, variant_id, product_id, sku, title, status, before_amount,
@@ -45,12 +61,12 @@ FROM jsonb_to_recordset(%(rows)s::jsonb)
 ORDER BY t.product, t.variant RETURNING id
 """
 INSERT_EXCLUSIONS = """
-INSERT INTO rule_exclusions (rule_run_id, variant_id, sku, title, amount, reason)
-SELECT %(run)s, t.variant, t.sku, t.title, t.amount, t.reason
+INSERT INTO rule_exclusions (tenant_id, rule_run_id, variant_id, sku, title, amount, reason)
+SELECT %(tenant)s, %(run)s, t.variant, t.sku, t.title, t.amount, t.reason
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant text, sku text, title text, amount bigint, reason text)
 """
 LOCK = """
-SELECT status, plan_hash FROM rule_runs WHERE tenant_id = %s AND id = %s FOR NO KEY UPDATE
+SELECT status, plan_hash, project_id, currency FROM rule_runs WHERE tenant_id = %s AND id = %s FOR NO KEY UPDATE
 """
 # Of one project, by cause; targets that were never sent are no failures of the shop, and shown apart.
 DEAD_LETTERS = """
@@ -63,59 +79,80 @@ GROUP BY t.rule_run_id, t.error_code ORDER BY t.rule_run_id DESC, count(*) DESC,
 
 @dataclass(frozen=True)
 class NewRun:
-    """A rule run to create: the rule as it is now, and its plan."""
+    """A rule run to create: the rule as it is now and, if it is made already, its plan. `corrects`: the run whose
+    mismatches it corrects."""
 
     tenant: str
     project: int
     currency: str
     rule_id: int | None
     rule: Mapping[str, Any]
-    plan: Plan
+    plan: Plan | None = None
     status: Literal["PREVIEW", "QUEUED"] = "PREVIEW"
+    corrects: int | None = None
+
+
+class Limits(NamedTuple):
+    """What stops an apply: `canary` targets are applied first, and the others only if those succeed; nothing more is
+    sent once a larger share than `max_failure_rate` of the targets has failed."""
+
+    canary: int | None = None
+    max_failure_rate: float | None = None
 
 
 async def create_rule_run(connection: Connection, new: NewRun, by: By) -> int:
-    """Create a run with its targets, as PREVIEW or, with both changes in its history, as QUEUED. Return its id. Raise
-    InvalidInput for another status, and if the plan changes nothing."""
+    """Create a run as PREVIEW or, with both changes in its history, as QUEUED. Return its id. Raise InvalidInput for
+    another status, and if its plan changes nothing."""
     if new.status not in (PREVIEW, QUEUED):
         raise InvalidInput(f"status: a run is created as PREVIEW or QUEUED, not as {new.status}")
-    if not new.plan.targets:
+    if new.plan is not None and not new.plan.targets:
         raise InvalidInput("rule: it changes no price: see the reasons of what it selects, or widen its selection")
-    given = {
-        "tenant": new.tenant,
-        "project": new.project,
-        "rule_id": new.rule_id,
-        "rule": Jsonb(dict(new.rule)),
-        "currency": new.currency,
-        "hash": new.plan.hash,
-        "totals": Jsonb(new.plan.totals),
-        "actor": by.actor,
-        "correlation_id": by.correlation_id,
-        "source": by.source,
-    }
+    given = {**vars(new), **asdict(by), "rule": Jsonb(dict(new.rule))}
     run: int = await fetch_value(connection, INSERT_RUN, given)
-    targets = await _insert(connection, INSERT_TARGETS, new, run, _target_rows(new.plan))
-    await _insert(connection, INSERT_EXCLUSIONS, new, run, _exclusion_rows(new.plan))
-    await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in (None, *targets)], by)
-    if new.status == QUEUED:
-        await queue_for_processing(connection, new.tenant, run, new.plan.hash, None, by)
+    await record(connection, [Hop(run, None, None, PREVIEW, 0)], by)
+    if new.plan is not None:
+        await store_plan(connection, run, new.plan, by)
+        if new.status == QUEUED:
+            await queue_for_processing(connection, new.tenant, run, new.plan.hash, None, by)
     return run
 
 
+async def store_plan(connection: Connection, run: int, plan: Plan, by: By) -> None:
+    """Store the plan of a run with its targets and exclusions; the first plan of a run is final."""
+    given = {"run": run, "hash": plan.hash, "totals": Jsonb(plan.totals)}
+    if (tenant := await fetch_value(connection, PLAN_RUN, given)) is None:
+        return
+    targets = await _insert(connection, INSERT_TARGETS, tenant, run, _target_rows(plan))
+    await _insert(connection, INSERT_EXCLUSIONS, tenant, run, _exclusion_rows(plan))
+    await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in targets], by)
+
+
 async def queue_for_processing(
-    connection: Connection, tenant: str, run: int, plan_hash: str, targets: Sequence[int] | None, by: By
+    connection: Connection,
+    tenant: str,
+    run: int,
+    plan_hash: str,
+    targets: Sequence[int] | None,
+    by: By,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
 ) -> None:
     """Queue a run with all of its targets, or only these: exactly the plan with this hash. Raise Conflict for another
-    hash, ForbiddenTransition for a run that is not a preview, NotFound for a target of another run."""
-    found = await fetch_one(connection, dict, LOCK, (tenant, run))
-    if found is None:
-        raise NotFound(f"There is no rule run {run}.")
+    hash and for a plan that is not made or changes nothing, ForbiddenTransition for a run that is not a preview,
+    NotFound for a target of another run."""
+    found = await lock(connection, tenant, run)
+    if found["status"] == PREVIEW and found["plan_hash"] is None:
+        raise Conflict(f"Rule run {run} has no plan: wait for the end of its preview.", code="NO_PLAN")
     if found["status"] == PREVIEW and found["plan_hash"] != plan_hash:
         raise Conflict(f"The plan of rule run {run} is another one: read its preview again, and queue that.")
+    chosen = await _of_status(connection, run, PREVIEW) if targets is None else targets
     if targets is not None and not targets:
         raise InvalidInput("target_ids: name at least one target, or leave it out to queue all")
+    if found["status"] == PREVIEW and not chosen:
+        raise Conflict(f"The plan of rule run {run} changes no price: see its exclusions.", code="NO_PLAN")
     await move_runs(connection, {run: QUEUED}, by)
-    chosen = await _of_status(connection, run, PREVIEW) if targets is None else targets
+    await connection.execute(
+        "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s", (*limits, run)
+    )
     await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
 
 
@@ -125,14 +162,27 @@ async def retry_failed(
     """Queue the failed targets of a run again, or only these, and begin its next round; return them. Nothing is changed
     if one of them is not failed (ForbiddenTransition) or of another run (NotFound), or none is failed (Refused
     NOTHING_FAILED)."""
-    if await fetch_one(connection, dict, LOCK, (tenant, run)) is None:
-        raise NotFound(f"There is no rule run {run}.")
+    await lock(connection, tenant, run)
     await move_runs(connection, {run: APPLYING}, by)
+    await connection.execute("UPDATE rule_runs SET canary = NULL, stopped_reason = NULL WHERE id = %s", (run,))
     chosen = await _of_status(connection, run, FAILED) if targets is None else sorted(set(targets))
     if not chosen:
         raise Refused(409, "NOTHING_FAILED", f"Rule run {run} has no failed targets to retry.")
     await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
     return chosen
+
+
+async def check_rollback(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None) -> None:
+    """Lock a run, and raise ForbiddenTransition if it, or one of these targets, cannot be rolled back, NotFound for a
+    target of another run."""
+    check(RUNS, f"rule run {run}", (await lock(connection, tenant, run))["status"], ROLLED_BACK)
+    if targets is not None:
+        sql = "SELECT id, status FROM rule_targets WHERE rule_run_id = %s AND id = ANY(%s) ORDER BY id"
+        found = dict(await fetch_rows(connection, sql, (run, list(targets))))
+        if strangers := sorted(set(targets) - set(found)):
+            raise NotFound(f"There is no target {strangers[0]} of rule run {run}.")
+        for target, status in found.items():
+            check(TARGETS, f"target {target}", status, ROLLED_BACK)
 
 
 async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
@@ -143,15 +193,22 @@ async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
     return {"project_id": project, "total": total, "not_attempted": unsent, "causes": rows}
 
 
+async def lock(connection: Connection, tenant: str, run: int) -> Row:
+    """Lock a run of the tenant and return its row; raise NotFound if there is none."""
+    if (found := await fetch_one(connection, dict, LOCK, (tenant, run))) is None:
+        raise NotFound(f"There is no rule run {run}.")
+    return found
+
+
 async def _of_status(connection: Connection, run: int, status: str) -> Sequence[int]:
     sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s AND status = %s ORDER BY id"
     return await fetch_column(connection, sql, (run, status))
 
 
-async def _insert(connection: Connection, sql: str, new: NewRun, run: int, rows: Sequence[Row]) -> list[int]:
+async def _insert(connection: Connection, sql: str, tenant: str, run: int, rows: Sequence[Row]) -> list[int]:
     ids: list[int] = []
     for start in range(0, len(rows), CHUNK):
-        given = {"tenant": new.tenant, "run": run, "rows": as_json(rows[start : start + CHUNK])}
+        given = {"tenant": tenant, "run": run, "rows": as_json(rows[start : start + CHUNK])}
         cursor = await connection.execute(sql, given)
         ids += [row[0] for row in await cursor.fetchall()] if cursor.description else []
     return ids

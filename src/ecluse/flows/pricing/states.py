@@ -72,7 +72,9 @@ MOVE_TARGETS = """
 UPDATE rule_targets t SET status = m.status, round = m.round, error_code = m.error_code, error = m.error,
     next_attempt_at = m.next_attempt_at,
     attempts = CASE WHEN m.retried THEN t.attempts + 1 WHEN m.round > t.round THEN 0 ELSE t.attempts END,
-    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, ecluse_now()) END
+    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, ecluse_now()) END,
+    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, ecluse_now())
+                    WHEN m.round = t.round THEN t.begun_at END
 FROM jsonb_to_recordset(%s::jsonb) AS m(id bigint, status text, round integer, error_code text, error text,
     next_attempt_at timestamptz, retried boolean)
 WHERE t.id = m.id

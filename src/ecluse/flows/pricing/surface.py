@@ -154,6 +154,7 @@ async def _try_new(asked: Asked, body: NewProject) -> str:
 async def create_project(act: Act, body: NewProject) -> Row:
     """Connect a shop, after a call to it with its access token. If the shop refuses, or has another currency, nothing
     is stored."""
+    await act.require_room("pricing_projects")
     token = body.access_token.get_secret_value()
     given = {**body.model_dump(exclude={"access_token"}), "base_url": act.before, "token_ends": key_ends(token)}
     row = await projects.create(act.connection, act.tenant, given, act.caller.name)
@@ -233,6 +234,7 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
 )
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
+    await act.require_room("pricing_rules")
     terms = Terms.model_validate(body.model_dump(exclude={"project_id", "name"}))
     return await rule_records.create(
         act.connection, act.tenant, int(body.project_id), body.name, terms, act.caller.name

@@ -1,0 +1,247 @@
+"""Executions of rule runs: each preview, round of an apply, rollback and reconciliation is an engine run that is linked
+to its rule run. Here are their start, their items, and what becomes of the targets when an execution of an item, or the
+whole engine run, has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ecluse.base.errors import Conflict
+from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows, fetch_value
+from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, Start, give_up, start_run, write_events
+from ecluse.flows.pricing import rule_records, runs
+from ecluse.flows.pricing.retries import generate_event_key, rollback_event_key
+from ecluse.flows.pricing.rule_records import TERMS
+from ecluse.flows.pricing.runs import NewRun
+from ecluse.flows.pricing.states import (
+    APPLIED,
+    APPLYING,
+    COUNTS,
+    FAILED,
+    NOT_ATTEMPTED,
+    PARTIAL,
+    QUEUED,
+    ROLLED_BACK,
+    By,
+    TargetMove,
+    move_runs,
+    move_targets,
+    status_by_counts,
+)
+from ecluse.flows.pricing.work import WORKER
+from ecluse.vendors.shops import CRITICAL
+
+APPLY_STAGES = ("canary", "apply")
+SCHEDULER = By("Scheduler", "schedule")
+TIMED_OUT = "TARGET_TIMEOUT"
+OPEN = """
+SELECT x.kind, x.run_id FROM rule_executions x JOIN runs r ON r.id = x.run_id AND r.ended_at IS NULL
+WHERE x.rule_run_id = %s AND x.run_id <> %s AND x.kind <> 'reconcile'
+"""
+LINK = "INSERT INTO rule_executions (run_id, rule_run_id, kind, number) VALUES (%s, %s, %s, %s)"
+NUMBER = "SELECT coalesce(max(number) + 1, 0) FROM rule_executions WHERE rule_run_id = %s AND kind = %s"
+OF_RUN = "SELECT rule_run_id FROM rule_executions WHERE run_id = %s"
+ITEMS = """
+SELECT t.id, t.variant_id AS variant, t.product_id AS product, t.before_amount AS before, t.after_amount AS after,
+       t.round, t.rule_run_id AS rule_run, r.project_id AS project, x.number, %(forced)s::boolean AS forced
+FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id JOIN rule_targets t ON t.rule_run_id = r.id
+WHERE x.run_id = %(execution)s AND t.status = %(status)s AND (%(ids)s::bigint[] IS NULL OR t.id = ANY(%(ids)s))
+ORDER BY t.id LIMIT %(limit)s
+"""
+# Set once per round. The share of failures counts those of this execution.
+STOP = """
+UPDATE rule_runs r SET stopped_reason = coalesce(k.critical,
+    format('more than %%s of %%s targets failed', round((r.max_failure_rate * e.selected)::numeric, 2), e.selected))
+FROM jsonb_to_recordset(%s::jsonb) AS k(run bigint, critical text)
+JOIN rule_executions x ON x.run_id = k.run JOIN runs e ON e.id = k.run
+WHERE r.id = x.rule_run_id AND r.stopped_reason IS NULL AND (k.critical IS NOT NULL OR r.max_failure_rate < (
+    SELECT count(*) FROM items i WHERE i.run_id = k.run AND i.status = 'failed') / e.selected::double precision)
+"""
+STOPPED = """
+SELECT x.run_id, r.stopped_reason FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
+WHERE x.run_id = ANY(%s) AND r.stopped_reason IS NOT NULL
+"""
+JUDGE_CANARY = """
+UPDATE rule_runs r SET stopped_reason = format('%%s of the first %%s targets failed', n.failed, n.total)
+FROM (SELECT count(*) FILTER (WHERE status = 'failed') AS failed, count(*) AS total FROM items
+      WHERE run_id = %s AND stage = 'canary') AS n
+WHERE r.id = %s AND r.stopped_reason IS NULL AND n.failed > coalesce(r.max_failure_rate, 0) * n.total
+"""
+# What an ended execution leaves behind. A call that was in flight may have been applied.
+LEFT = f"""
+SELECT t.id, x.rule_run_id,
+    CASE WHEN i.error_code = '{TIMED_OUT}' THEN i.error_code WHEN e.id IS NOT NULL THEN 'OUTCOME_UNKNOWN'
+         ELSE coalesce(t.error_code, '{NOT_ATTEMPTED}') END,
+    CASE WHEN i.error_code = '{TIMED_OUT}' THEN i.error
+         WHEN e.id IS NOT NULL THEN 'The execution ended during a call: the shop may have applied it'
+         ELSE coalesce(t.error, 'Not sent: ' || coalesce(r.stopped_reason, 'the execution ended before')) END
+FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
+JOIN rule_targets t ON t.rule_run_id = x.rule_run_id AND t.status = 'QUEUED'
+LEFT JOIN items i ON i.run_id = x.run_id AND i.stage = ANY(%(stages)s) AND i.key = t.id::text
+LEFT JOIN effects e ON e.run_id = x.run_id AND e.item_id = i.id AND e.state IN ('sending', 'unknown', 'applied')
+WHERE x.run_id = ANY(%(runs)s) AND x.kind = 'apply'
+"""  # noqa: S608 - our own names
+ENDED = """
+SELECT r.id, x.kind, r.status FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
+WHERE x.run_id = ANY(%s) AND x.kind IN ('apply', 'rollback') ORDER BY r.id FOR NO KEY UPDATE OF r
+"""
+NOT_ROLLED_BACK = """
+UPDATE rule_targets t SET rollback_error_code = f.code, rollback_error = f.error
+FROM jsonb_to_recordset(%s::jsonb) AS f(id bigint, code text, error text) WHERE t.id = f.id
+"""
+OVERDUE = """
+SELECT x.run_id, array_agg(t.id::text) FROM rule_runs r
+JOIN rule_executions x ON x.rule_run_id = r.id AND x.kind = 'apply' AND x.number = r.round
+JOIN rule_targets t ON t.rule_run_id = r.id AND t.status = 'QUEUED' AND t.begun_at < ecluse_now() - %s
+WHERE r.status = 'APPLYING' GROUP BY x.run_id
+"""
+
+
+async def start(
+    connection: Connection, flow: Flow, tenant: str, run: int, kind: str, by: By, *, within: int = 0, **given: Any
+) -> int:
+    """Start an execution of a rule run, whose row the caller has locked; return the id of the engine run. Raise
+    Conflict while another one is open, but for the caller's own (`within`) and reconciliations, which change
+    nothing."""
+    if kind != "reconcile" and (busy := await fetch_row(connection, OPEN, (run, within))) is not None:
+        raise Conflict(f"The {busy[0]} of rule run {run} is under way (run {busy[1]}): wait for its end.")
+    number = await fetch_value(connection, NUMBER, (run, kind))
+    wanted = {"kind": kind, "rule_run_id": str(run), **given}
+    key = f"pricing:{run}:{kind}:{number}"
+    made = await start_run(connection, Start(flow, key, tenant, wanted, correlation_id=by.correlation_id))
+    await connection.execute(LINK, (made.run.id, run, kind, number))
+    return made.run.id
+
+
+async def new_preview(connection: Connection, tenant: str, rule: int, by: By) -> int:
+    """Create a rule run of a rule, without a plan yet; return its id."""
+    found = await rule_records.show(connection, tenant, rule)
+    sql = "SELECT currency FROM pricing_projects WHERE id = %s"
+    currency = await fetch_value(connection, sql, (found["project_id"],))
+    terms = {one: found[one] for one in TERMS}
+    return await runs.create_rule_run(connection, NewRun(tenant, found["project_id"], currency, rule, terms), by)
+
+
+async def opened(connection: Connection, run: Run) -> int:
+    """Return the rule run of an engine run: that of a schedule is created here, once."""
+    async with connection.transaction():
+        if (known := await fetch_value(connection, OF_RUN, (run.id,))) is not None:
+            return int(known)
+        by = By(SCHEDULER.actor, SCHEDULER.source, run.correlation_id or run.event_key)
+        created = await new_preview(connection, run.tenant_id, int(run.input["rule_id"]), by)
+        await connection.execute(LINK, (run.id, created, "preview", 0))
+        return created
+
+
+async def begin_apply(connection: Connection, _: Run, run: int) -> int | None:
+    """Have the worker take a queued run; return how many targets are to be applied first. A retry has begun already."""
+    async with connection.transaction():
+        sql = "SELECT status, canary FROM rule_runs WHERE id = %s FOR NO KEY UPDATE"
+        status, canary = await fetch_row(connection, sql, (run,)) or (None, None)
+        if status == QUEUED:
+            await move_runs(connection, {run: APPLYING}, WORKER)
+    return None if canary is None else int(canary)
+
+
+async def may_go_on(connection: Connection, execution: Run, run: int) -> bool:
+    """Judge the canary of an apply; return whether the other targets are applied as well."""
+    await connection.execute(JUDGE_CANARY, (execution.id, run))
+    return await fetch_value(connection, "SELECT stopped_reason IS NULL FROM rule_runs WHERE id = %s", (run,)) or False
+
+
+async def project_of(connection: Connection, _: Run, run: int) -> int:
+    return int(await fetch_value(connection, "SELECT project_id FROM rule_runs WHERE id = %s", (run,)))
+
+
+def targets(
+    lane: Callable[[str, int], Lane], status: str, limit: int | None = None
+) -> Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]:
+    """Return the source of the items of an execution: the targets of its rule run in this status, or those that its
+    input names; `limit`: the first ones only."""
+
+    async def found(connection: Connection, run: Run) -> Sequence[NewItem]:
+        ids, forced = run.input["target_ids"], run.input["forced"]
+        given = {"execution": run.id, "status": status, "ids": ids, "forced": forced, "limit": limit}
+        return [
+            NewItem(str(row.pop("id")), row["variant"], row, row["product"], lane(run.tenant_id, row["project"]))
+            for row in await fetch_all(connection, dict, ITEMS, given)
+        ]
+
+    return found
+
+
+async def applied(connection: Connection, ends: Sequence[ItemEnd]) -> None:
+    """Move the targets of executions that have ended; if a run is to be stopped, give up what waits of it. Used as
+    `on_end` of the apply stages."""
+    following = {"succeeded": APPLIED, "failed": FAILED, "ignored": FAILED, "open": QUEUED}
+    moves = [
+        TargetMove(int(one.item.key), (APPLYING, following[one.status]), one.error_code, one.error, one.retry_at)
+        for one in ends
+    ]
+    await move_targets(connection, moves, WORKER)
+    await write_events(connection, [_event(one, following[one.status]) for one in ends])
+    reasons = {one.item.run_id: _critical(one) for one in sorted(ends, key=lambda one: bool(_critical(one)))}
+    if any(one.status != "succeeded" for one in ends):
+        rows = [{"run": run, "critical": why} for run, why in sorted(reasons.items())]
+        await connection.execute(STOP, (as_json(rows),))
+        for run, why in await fetch_rows(connection, STOPPED, (list(reasons),)):
+            for stage in APPLY_STAGES:
+                await give_up(connection, [run], stage, NOT_ATTEMPTED, f"Not sent: {why}")
+
+
+def _critical(one: ItemEnd) -> str | None:
+    return f"{one.error_code}: {one.error}" if one.error_code in CRITICAL else None
+
+
+def _event(one: ItemEnd, status: str) -> Event:
+    item, run = one.item, one.item.payload["rule_run"]
+    rollback = item.stage == "rollback"
+    name = f"automation.target.{'rollback' if rollback else 'apply'}"
+    key = generate_event_key(run, int(item.key), item.executions, round=item.payload["round"])
+    if rollback:
+        key = rollback_event_key(run, int(item.key), item.payload["number"])
+    payload = {"targetId": item.key, "runId": str(run), "status": status, "attempts": item.executions}
+    payload |= {} if one.error_code is None else {"error_code": one.error_code, "error": one.error}
+    return Event(item.tenant_id, key, name, f"rule_run:{run}", payload, item.correlation_id or item.event_key)
+
+
+async def rolled_back(connection: Connection, ends: Sequence[ItemEnd]) -> None:
+    """Move the targets whose former price is restored; note why others are not. `on_end` of the rollback stage."""
+    done = [one for one in ends if one.status == "succeeded"]
+    failures = [one for one in ends if one.status != "succeeded"]
+    await move_targets(connection, [TargetMove(int(one.item.key), (ROLLED_BACK,)) for one in done], WORKER)
+    notes = [{"id": one.item.key, "code": one.error_code, "error": one.error} for one in failures]
+    notes += [{"id": one.item.key, "code": None, "error": None} for one in done]
+    await connection.execute(NOT_ROLLED_BACK, (as_json(notes),))
+    await write_events(connection, [_event(one, ROLLED_BACK) for one in done])
+
+
+async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequence[int]:
+    """Settle the rule runs of ended executions, however they ended: what was left of an apply has failed, and statuses
+    follow the counts. Return the runs whose apply or rollback has ended."""
+    ids = list(execution_ids)
+    over = await fetch_all(connection, dict, ENDED, (ids,))
+    given = {"runs": ids, "stages": list(APPLY_STAGES)}
+    rows = await fetch_rows(connection, LEFT, given)
+    await move_runs(connection, {one["id"]: APPLYING for one in over if one["status"] == QUEUED}, WORKER)
+    await move_targets(
+        connection, [TargetMove(one, (APPLYING, FAILED), code, why) for one, _, code, why in rows], WORKER
+    )
+    for one in over:
+        counts: Mapping[str, int] = dict(await fetch_rows(connection, COUNTS, (one["id"],)))
+        if one["kind"] == "apply":
+            await move_runs(connection, {one["id"]: status_by_counts(counts)}, WORKER)
+        elif one["status"] in (APPLIED, PARTIAL) and not counts.get(APPLIED):
+            await move_runs(connection, {one["id"]: ROLLED_BACK}, WORKER)
+    return [one["id"] for one in over]
+
+
+async def give_up_overdue(connection: Connection, after: timedelta) -> None:
+    """Give up the waiting retries of targets whose whole time is over; the end of the execution settles them."""
+    for run, keys in await fetch_rows(connection, OVERDUE, (after,)):
+        for stage in APPLY_STAGES:
+            why = f"Not applied within {after.total_seconds():g} s (PRICING_TARGET_TIMEOUT_SECONDS)"
+            await give_up(connection, [run], stage, TIMED_OUT, why, keys=keys)

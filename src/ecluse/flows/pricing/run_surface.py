@@ -1,0 +1,206 @@
+"""Rule runs in the API and on the command line: preview, queue, retry, rollback; their targets, exclusions, history and
+dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from ecluse.access.listing import Listing
+from ecluse.access.surface import Act, Command, F, Look, Noun, Surface
+from ecluse.access.wire import Shape
+from ecluse.db.query import Row
+from ecluse.flows.pricing import executions, projects, queries, reconciliations, runs
+from ecluse.flows.pricing.flow import FLOW
+from ecluse.flows.pricing.runs import Limits
+from ecluse.flows.pricing.shapes import (
+    Corrected,
+    DeadLetterReport,
+    DeadLetterRow,
+    ExclusionRow,
+    MismatchRow,
+    NewPreview,
+    OfPass,
+    OfProject,
+    OfStatus,
+    OfTarget,
+    ReconciliationRow,
+    RuleHistoryRow,
+    RuleRunRow,
+    RuleRunShown,
+    RuleTargetRow,
+    RunFilters,
+    Started,
+    ToQueue,
+    ToRetry,
+    ToRollBack,
+)
+from ecluse.flows.pricing.states import By
+from ecluse.flows.pricing.surface import READ, WRITE, ProjectNumber
+
+surface = Surface("pricing")
+
+ALL, ONE = "/api/pricing/runs", "/api/pricing/runs/{rule_run_id}"
+RunNumber = Annotated[int, Noun("rule run")]
+RUNS = Listing("runs", RuleRunRow, "rule_runs", READ, filters=RunFilters)
+TARGETS = Listing(
+    "targets", RuleTargetRow, "rule_targets", READ, filters=OfStatus, order=("id",), within=("rule_run_id",)
+)
+EXCLUSIONS = Listing(
+    "exclusions", ExclusionRow, "rule_exclusions", READ, order=("variant_id",), within=("rule_run_id",)
+)
+HISTORY = Listing(
+    "history", RuleHistoryRow, "rule_history", READ, filters=OfTarget, order=("id",), within=("rule_run_id",)
+)
+RECONCILIATIONS = Listing(
+    "reconciliations", ReconciliationRow, "rule_reconciliations", READ, order=("due_at", "id"), within=("rule_run_id",)
+)
+MISMATCHES = Listing("mismatches", MismatchRow, "rule_mismatches", READ, filters=OfPass, within=("rule_run_id",))
+DEAD_LETTERS = Listing("targets", DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
+COLUMNS = ("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at")
+
+surface.listing(
+    ALL, RUNS, list_rule_runs="List rule runs, the newest first.", command=Command("pricing runs list", columns=COLUMNS)
+)
+
+
+async def _there(look: Look, rule_run_id: RunNumber) -> None:
+    await queries.require_run(look.connection, look.tenant, rule_run_id)
+
+
+for path, listing, about in (
+    ("targets", TARGETS, {"list_rule_targets": "List the targets of a rule run with their prices before and after."}),
+    ("exclusions", EXCLUSIONS, {"list_rule_exclusions": "List what a rule selects and leaves as it is, with reasons."}),
+    (
+        "reconciliations",
+        RECONCILIATIONS,
+        {"list_reconciliations": "List the reconciliations of a rule run, by instant."},
+    ),
+    ("mismatches", MISMATCHES, {"list_mismatches": "List the prices that are not as applied, the latest first."}),
+    ("history", HISTORY, {"list_rule_history": "List the changes of status of a rule run and its targets."}),
+):
+    surface.listing(f"{ONE}/{path}", listing, check=_there, command=Command(f"pricing runs {path}"), **about)
+surface.listing(
+    "/api/pricing/dead-letters",
+    DEAD_LETTERS,
+    list_dead_letters="List the failed targets of the tenant or of a project, the newest first.",
+    command=Command(
+        "pricing dead-letters list",
+        columns=("id", "rule_run_id", "project_id", "sku", "error_code", "error", "before_amount", "after_amount"),
+        empty="no failed targets",
+    ),
+)
+
+
+@surface.read(
+    "/api/pricing/projects/{project_id}/dead-letters",
+    needs=READ,
+    answer=DeadLetterReport,
+    command=Command("pricing dead-letters report"),
+)
+async def drain_dead_letters(look: Look, project_id: ProjectNumber) -> Row:
+    """Report the failed targets of a project by run and cause. Changes nothing."""
+    await projects.show(look.connection, look.tenant, project_id)
+    report = await runs.drain_dlq(look.connection, look.tenant, project_id)
+    return {**report, "causes": [{**one, "run_id": str(one["run_id"])} for one in report["causes"]]}
+
+
+@surface.read(ONE, needs=READ, answer=RuleRunShown, command=Command("pricing runs show"))
+async def show_rule_run(look: Look, rule_run_id: RunNumber) -> Row:
+    """Show a rule run with its targets by status, its executions and its limits."""
+    return await queries.show_run(look.connection, look.tenant, rule_run_id)
+
+
+def _by(act: Act) -> By:
+    return By(act.caller.name, "api", act.request_id)
+
+
+async def _start(act: Act, run: int, kind: str, **given: Any) -> Row:
+    flow = act.kit.flow(FLOW)
+    return await _started(
+        act, run, await executions.start(act.connection, flow, act.tenant, run, kind, _by(act), **given)
+    )
+
+
+async def _started(act: Act, run: int, started: int) -> Row:
+    return {"id": run, "run_id": started, "status": (await runs.lock(act.connection, act.tenant, run))["status"]}
+
+
+def _ids(given: list[str] | None) -> list[int] | None:
+    return None if given is None else [int(one) for one in given]
+
+
+@surface.operation(
+    "POST",
+    ALL,
+    needs=WRITE,
+    answer=Started,
+    status=201,
+    action="rule_run.preview",
+    subject="rule_run:{id}",
+    command=Command("pricing runs preview", arguments=("rule_id",), follows="run_id"),
+)
+async def preview_rule(act: Act, body: NewPreview) -> Row:
+    """Create a run of a rule, and read the catalogue for its plan: prices before and after. Nothing is changed in the
+    shop until the run is queued."""
+    await act.require_room("rule_runs")
+    run = await executions.new_preview(act.connection, act.tenant, int(body.rule_id), _by(act))
+    return await _start(act, run, "preview")
+
+
+def _of_run(verb: str, *refuses: str, answer: type[Shape] = Started, **command: Any) -> Callable[[F], F]:
+    """Return the declaration of an operation on a rule run."""
+    return surface.operation(
+        "POST",
+        f"{ONE}/{verb}",
+        needs=WRITE,
+        answer=answer,
+        action=f"rule_run.{verb}",
+        subject="rule_run:{rule_run_id}",
+        refuses=("CONFLICT", *refuses),
+        command=Command(f"pricing runs {verb}", **command),
+    )
+
+
+@_of_run(
+    "queue", "FORBIDDEN_TRANSITION", "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id"
+)
+async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: ToQueue) -> Row:
+    """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
+    preview is not overwritten."""
+    limits, given = Limits(body.canary, body.max_failure_rate), _ids(body.target_ids)
+    await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, body.plan_hash, given, _by(act), limits)
+    return await _start(act, rule_run_id, "apply")
+
+
+@_of_run("retry", "FORBIDDEN_TRANSITION", "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
+async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: ToRetry) -> Row:
+    """Apply the failed targets of a run again, all of them or only some: its next round."""
+    await runs.retry_failed(act.connection, act.tenant, rule_run_id, _ids(body.target_ids), _by(act))
+    return await _start(act, rule_run_id, "apply")
+
+
+@_of_run("rollback", "FORBIDDEN_TRANSITION", preview="show_rule_run", follows="run_id")
+async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: ToRollBack) -> Row:
+    """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
+    applied is reported and, unless `forced`, left as it is."""
+    given = _ids(body.target_ids)
+    await runs.check_rollback(act.connection, act.tenant, rule_run_id, given)
+    return await _start(act, rule_run_id, "rollback", target_ids=given, forced=body.forced)
+
+
+@_of_run("reconcile", follows="run_id")
+async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
+    """Read the prices of applied targets from the shop, and report those that are not as applied."""
+    flow = act.kit.flow(FLOW)
+    started = await reconciliations.reconcile_run(act.connection, flow, act.tenant, rule_run_id, _by(act))
+    return await _started(act, rule_run_id, started)
+
+
+@_of_run("correct", answer=Corrected)
+async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
+    """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
+    one. It changes nothing until it is queued."""
+    await act.require_room("rule_runs")
+    made = await reconciliations.correct_run(act.connection, act.tenant, rule_run_id, _by(act))
+    return {"id": made, "corrects_id": rule_run_id}
