@@ -67,8 +67,8 @@ class Vendors:
         return bool((await self._client(context, Credential.of(item, kind), FRESH_SECONDS)).access.key)
 
     def shared(self, make: Callable[[], R]) -> R:
-        """Return what `make` makes, such as a batched query of a flow. It is called once for this registry: the result is kept
-        under the function itself."""
+        """Return what `make` makes, such as a batched query of a flow. It is called once for this registry: the result
+        is kept under the function itself."""
         if make not in self._shared:
             self._shared[make] = make()
         found: R = self._shared[make]
