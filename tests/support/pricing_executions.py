@@ -9,8 +9,8 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_value
 
 LANE = """
-INSERT INTO lanes (name, tenant_id, base, per_second, declared_per_second, burst, next_free_at)
-VALUES (%s, 'default', 'shop', 2, 2, 40, ecluse_now()) RETURNING id
+INSERT INTO lanes (name, tenant_id, per_second, declared_per_second, burst, next_free_at)
+VALUES (%s, 'default', 2, 2, 40, ecluse_now()) RETURNING id
 """
 RUN = """
 INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, created_at)
@@ -21,13 +21,16 @@ ITEM = """
 INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, group_key, due_at, executions)
 VALUES ('default', %s, 'pricing', 'apply', gen_random_uuid(), 'x', %s, %s, ecluse_now(), %s) RETURNING id
 """
+# The attempts of one call are stored in one commit, hence at one instant.
 REFUSED = """
+WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now)
 INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous)
-SELECT run_id, id, 'e', 0, 1, ecluse_now() - %s, 'r', 'THROTTLED', 'slow down', false FROM items WHERE id = ANY(%s)
+SELECT run_id, id, 'e', 0, 1, now - %s, 'r', 'THROTTLED', 'slow down', false
+FROM items, clock WHERE id = ANY(%s)
 """
 END = """
 UPDATE runs SET status = 'completed', state = 'succeeded', ended_at = created_at + %s, selected = 0, successful = 0,
-    failed = 0, ignored = 0, end_cause = 'completed'
+    failed = 0, ignored = 0
 WHERE id = %s
 """
 

@@ -136,8 +136,8 @@ async def test_an_alert_is_raised_and_cleared_once_with_an_event_each(dsn):
         for _ in range(2):
             await alerts.watch(connection, lane_name)
         assert sorted(await fetch_rows(connection, EVENTS)) == [
-            ("pricing.alert.critical.raised", CRITICAL_DLQ),
             ("pricing.alert.critical.raised", CRITICAL_RATE),
+            ("pricing.alert.critical.raised", CRITICAL_DLQ),
         ]
         (row,) = await fetch_all(connection, dict, "SELECT * FROM pricing_alerts WHERE alert = %s", (CRITICAL_DLQ,))
         assert row["summary"] == "Shop: 101 dead letters, more than 100"

@@ -11,9 +11,8 @@ from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_rows, fetc
 from ecluse.flows.pricing.rules import Terms, make_plan
 from ecluse.flows.pricing.runs import NewRun, create_rule_run, drain_dlq, queue_for_processing, retry_failed
 from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
-from tests.support.pricing_rows import BY, RULE, WORKER, connected, ended, new_project, new_run, plan_of
+from tests.support.pricing_rows import BY, RULE, TARGETS, WORKER, connected, ended, new_project, new_run, plan_of
 
-TARGETS = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
 STATUSES = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY 1 ORDER BY 1"
 
 
