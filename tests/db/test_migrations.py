@@ -45,6 +45,7 @@ TABLES = {
     "notification_endpoints",
     "outcomes",
     "paid_calls",
+    "pricing_alerts",
     "pricing_projects",
     "pricing_rules",
     "pruned",

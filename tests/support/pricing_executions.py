@@ -30,7 +30,7 @@ FROM items, clock WHERE id = ANY(%s)
 """
 END = """
 UPDATE runs SET status = 'completed', state = 'succeeded', ended_at = created_at + %s, selected = 0, successful = 0,
-    failed = 0, ignored = 0
+    failed = 0, ignored = 0, end_cause = 'normal'
 WHERE id = %s
 """
 

@@ -78,7 +78,7 @@ def _dead_letters(name: str, severity: Literal["warning", "critical"], most: int
 
 
 MOST_REFUSALS = 3
-DEAD_LETTERS = "Read the causes (`ecluse pricing dlq`), then retry the failed targets of the runs."
+DEAD_LETTERS = "Read the causes (`ecluse pricing dead-letters report`), then retry the failed targets of the runs."
 FAILURES = "Read the causes of the last runs; queue no further run of the project before they are known."
 BURST_429 = Alert(
     "429 Burst",

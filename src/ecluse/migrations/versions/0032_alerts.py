@@ -7,7 +7,7 @@ from alembic import op
 from ecluse.migrations.online import build_indexes, validate
 
 revision = "0032"
-down_revision = "0030"
+down_revision = "0031"
 
 KINDS = "kind IN ('webhook', 'mail', 'slack', 'pagerduty')"
 INDEXES = {
