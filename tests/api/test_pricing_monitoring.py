@@ -44,8 +44,9 @@ def test_metrics_have_their_names_in_the_api_and_in_prometheus(api, dsn, query):
     assert found["ecluse_rules_apply_count_total"][project] == 0
     assert found["ecluse_rules_target_retries_total"][project] == 0
     assert found["ecluse_rules_429_count_total"][project] == 0
-    assert found["ecluse_rules_dlq_size"] == {(*one, sent): 0 for one in (project, (str(theirs), "rival"))
-                                              for sent in ("true", "false")}  # fmt: skip
+    projects = ((str(mine), "default"), (str(theirs), "rival"))
+    sizes = {(one, sent, tenant): 0 for one, tenant in projects for sent in ("true", "false")}
+    assert found["ecluse_rules_dlq_size"] == sizes
     assert found["ecluse_rules_apply_duration_ms_count"][project] == 0
     assert "ecluse_rules_apply_success_rate" not in found  # no target, no value
 
