@@ -46,6 +46,7 @@ TABLES = {
     "outcomes",
     "paid_calls",
     "pricing_alerts",
+    "pricing_counters",
     "pricing_projects",
     "pricing_rules",
     "pruned",

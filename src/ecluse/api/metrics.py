@@ -168,8 +168,8 @@ def pricing_metrics(figures: Sequence[pricing.Figures]) -> Iterator[Metric]:
         if metric.type == "histogram":
             histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
             for one in figures:
-                buckets = [*zip(map(str, pricing.BUCKETS), one.up_to, strict=True), ("+Inf", one.runs)]
-                histogram.add_metric([one.tenant, str(one.project)], buckets, one.duration_ms)
+                buckets = [*one.up_to.items(), ("+Inf", one.count("runs"))]
+                histogram.add_metric([one.tenant, str(one.project)], buckets, one.count("duration_ms"))
             yield histogram
             continue
         family = (CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily)(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from ecluse.flows.pricing import metrics
 from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
 from tests.support.engine_flows import until
@@ -36,8 +37,7 @@ async def test_a_shop_that_refuses_slows_its_lane_and_alerts_slack_and_pagerduty
         await made.flow.watch(connection)
         assert query(pace) == [(5_000, 0.5)]
         await notified.settled(2)
-        ((_, count),) = query("SELECT 'rules.429.count', sum(throttled)::int FROM rule_execution_figures")
-        assert count == 4
+        assert (await metrics.read(connection))[0].count("throttled") == 4
         assert (await shop.retried(connection, run))["status"] == "APPLIED"
         query("UPDATE clock_offset SET \"offset\" = interval '6 minutes'")
         await made.flow.watch(connection)

@@ -88,13 +88,17 @@ async def test_metrics_count_what_the_executions_did_and_outlive_their_rows(dsn)
         other, _ = await new_execution(connection, second, lane, [1])
         (before,) = await metrics.read(connection)
         await metrics.keep(connection)
+        await metrics.keep(connection)
+        assert await fetch_value(connection, "SELECT run_id FROM rule_executions WHERE counted_at IS NULL") == other
+        (kept,) = await metrics.read(connection)
         await connection.execute("DELETE FROM items WHERE run_id = %s", (run,))
         await connection.execute("DELETE FROM attempts")
+        await connection.execute("DELETE FROM rule_executions WHERE run_id = %s", (run,))
         (after,) = await metrics.read(connection)
-        assert await fetch_value(connection, "SELECT run_id FROM rule_executions WHERE measured_at IS NULL") == other
-    assert (before.applies, before.retries, before.throttled) == (9, 4, 2)
-    assert (after.applies, after.retries, after.throttled) == (9, 4, 2)
-    assert (after.runs, after.duration_ms, list(after.up_to)) == (1, 4_000, [0] + [1] * 7)
+    assert before.counts == kept.counts == after.counts
+    assert [after.count(name) for name in ("applies", "retries", "throttled")] == [9, 4, 2]
+    assert (after.count("runs"), after.count("duration_ms")) == (1, 4_000)
+    assert list(after.up_to.values()) == [0] + [1] * 7
     assert (before.refusals, before.success_rate, before.last_run_rate) == (2, 75.0, 75.0)
     assert (after.dead, after.never_sent) == (1, 4)
     values = {(one["name"], *one["labels"].values()): one["value"] for one in metrics.rows([after])}

@@ -5,7 +5,7 @@ under way."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -17,20 +17,39 @@ WINDOW = timedelta(hours=24)  # of the success rate
 BURST = timedelta(minutes=5)  # of what counts as recent among refusals with 429
 BUCKETS = (1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000)  # milliseconds
 
-KEEP = """
-UPDATE rule_executions x SET applies = f.applies, retries = f.retries, throttled = f.throttled,
-    duration_ms = f.duration_ms, measured_at = ecluse_now()
-FROM rule_execution_figures f WHERE f.run_id = x.run_id AND f.is_final AND x.measured_at IS NULL
-"""
-UP_TO = ", ".join(f"count(*) FILTER (WHERE duration_ms <= {one})" for one in BUCKETS)
+UP_TO = ", ".join(f"('{one}', (took.ms <= {one})::int)" for one in BUCKETS)
+# Of executions that are not in the counters yet. A duration is counted by its buckets.
+LIVE = f"""
+SELECT x.run_id, r.project_id, e.id IS NULL OR e.ended_at IS NOT NULL AS is_over, c.name, coalesce(c.value, 0) AS value
+FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id LEFT JOIN runs e ON e.id = x.run_id
+CROSS JOIN LATERAL (SELECT sum(i.executions) AS applies, sum(greatest(i.executions - 1, 0)) AS retries
+                    FROM items i WHERE i.run_id = x.run_id AND x.kind = 'apply') sent
+CROSS JOIN LATERAL (SELECT CASE x.kind WHEN 'apply' THEN floor(extract(epoch FROM e.ended_at - e.created_at) * 1000)
+                                END::bigint AS ms) took
+CROSS JOIN LATERAL (VALUES ('applies', sent.applies), ('retries', sent.retries),
+    ('throttled', (SELECT count(*) FROM rule_refusals f WHERE f.run_id = x.run_id)),
+    ('runs', (took.ms IS NOT NULL)::int), ('duration_ms', took.ms), {UP_TO}) c(name, value)
+WHERE x.counted_at IS NULL
+"""  # noqa: S608 - our own names
+KEEP = f"""
+WITH live AS MATERIALIZED ({LIVE}),
+counted AS (
+    UPDATE rule_executions x SET counted_at = ecluse_now()
+    FROM (SELECT DISTINCT run_id FROM live WHERE is_over) AS o WHERE x.run_id = o.run_id)
+INSERT INTO pricing_counters (project_id, name, value)
+SELECT project_id, name, sum(value) FROM live WHERE is_over GROUP BY project_id, name
+ON CONFLICT (project_id, name) DO UPDATE SET value = pricing_counters.value + excluded.value
+"""  # noqa: S608 - our own names
 # Of the rates, targets that were never sent are left out: they are no failures of the shop.
 READ = f"""
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
 counted AS (
-    SELECT project_id, sum(applies)::bigint AS applies, sum(retries)::bigint AS retries,
-           sum(throttled)::bigint AS throttled, count(duration_ms) AS runs, sum(duration_ms)::bigint AS duration_ms,
-           ARRAY[{UP_TO}] AS up_to
-    FROM rule_execution_figures GROUP BY project_id),
+    SELECT project_id, jsonb_object_agg(name, value) AS counts FROM (
+        SELECT project_id, name, sum(value) AS value FROM (
+            SELECT project_id, name, value FROM pricing_counters
+            UNION ALL SELECT project_id, name, value FROM ({LIVE}) live) every
+        GROUP BY project_id, name) sums
+    GROUP BY project_id),
 ended AS (
     SELECT r.id, r.project_id, r.finished_at, count(*) FILTER (WHERE t.status IN ('APPLIED', 'ROLLED_BACK')) AS applied,
            count(*) FILTER (WHERE t.status = 'FAILED') AS failed
@@ -48,14 +67,11 @@ dead AS (
     FROM rule_targets t JOIN rule_runs r ON r.id = t.rule_run_id WHERE t.status = 'FAILED' GROUP BY r.project_id),
 refused AS (
     SELECT r.project_id, count(*) AS times, max(f.at) AS last_at
-    FROM clock JOIN rule_executions x ON x.measured_at IS NULL OR x.measured_at > now - %(burst)s
+    FROM clock JOIN rule_executions x ON x.counted_at IS NULL OR x.counted_at > now - %(burst)s
     JOIN rule_runs r ON r.id = x.rule_run_id
     JOIN LATERAL (SELECT * FROM rule_refusals g WHERE g.run_id = x.run_id AND g.at > now - %(burst)s) f ON true
     GROUP BY r.project_id)
-SELECT p.tenant_id AS tenant, p.id AS project, p.name, clock.now, coalesce(c.applies, 0) AS applies,
-       coalesce(c.retries, 0) AS retries, coalesce(c.throttled, 0) AS throttled, coalesce(c.runs, 0) AS runs,
-       coalesce(c.duration_ms, 0) AS duration_ms,
-       coalesce(c.up_to, array_fill(0::bigint, ARRAY[{len(BUCKETS)}])) AS up_to,
+SELECT p.tenant_id AS tenant, p.id AS project, p.name, clock.now, coalesce(c.counts, '{{}}') AS counts,
        coalesce(s.applied, 0) AS applied, coalesce(s.failed, 0) AS failed,
        coalesce(s.last_applied, 0) AS last_applied, coalesce(s.last_failed, 0) AS last_failed,
        coalesce(d.sent, 0) AS dead, coalesce(d.unsent, 0) AS never_sent,
@@ -78,12 +94,7 @@ class Figures:
     project: int
     name: str
     now: datetime
-    applies: int = 0  # executions of targets
-    retries: int = 0
-    throttled: int = 0  # calls refused with 429
-    runs: int = 0  # that have ended, each round for itself
-    duration_ms: int = 0  # of those together
-    up_to: Sequence[int] = (0,) * len(BUCKETS)  # how many of those took at most as long as each of BUCKETS
+    counts: Mapping[str, int] = field(default_factory=dict)  # by the names in LIVE
     applied: int = 0  # targets of the runs that ended within WINDOW
     failed: int = 0
     last_applied: int = 0  # of the last of those runs
@@ -93,6 +104,14 @@ class Figures:
     refusals: int = 0  # calls refused with 429 within BURST
     refused_at: datetime | None = None
     applying: bool = False
+
+    def count(self, name: str) -> int:
+        return self.counts.get(name, 0)
+
+    @property
+    def up_to(self) -> Mapping[str, int]:
+        """How many durations were at most as long as each of BUCKETS."""
+        return {str(one): self.count(str(one)) for one in BUCKETS}
 
     @property
     def success_rate(self) -> float | None:
@@ -114,9 +133,12 @@ class Metric(NamedTuple):
 
 Figure = Callable[[Figures], float | None]
 METRICS = (
-    Metric("rules.apply.count", "counter", "Executions of targets.", [({}, lambda one: one.applies)]),
+    Metric("rules.apply.count", "counter", "Executions of targets.", [({}, lambda one: one.count("applies"))]),
     Metric(
-        "rules.apply.duration_ms", "histogram", "From the start of an apply to its end.", [({}, lambda one: one.runs)]
+        "rules.apply.duration_ms",
+        "histogram",
+        "From the start of an apply to its end.",
+        [({}, lambda one: one.count("runs"))],
     ),
     Metric(
         "rules.apply.success_rate",
@@ -130,8 +152,8 @@ METRICS = (
         "Failed targets.",
         [({"sent": "true"}, lambda one: one.dead), ({"sent": "false"}, lambda one: one.never_sent)],
     ),
-    Metric("rules.target.retries", "counter", "Retries of targets.", [({}, lambda one: one.retries)]),
-    Metric("rules.429.count", "counter", "Calls refused with 429.", [({}, lambda one: one.throttled)]),
+    Metric("rules.target.retries", "counter", "Retries of targets.", [({}, lambda one: one.count("retries"))]),
+    Metric("rules.429.count", "counter", "Calls refused with 429.", [({}, lambda one: one.count("throttled"))]),
 )
 
 
@@ -147,7 +169,7 @@ async def read(connection: Connection, tenant: str | None = None, project: int |
 
 
 async def keep(connection: Connection) -> None:
-    """Store the figures of executions that have ended."""
+    """Add the executions that have ended to the counters. Called by one process at a time."""
     await connection.execute(KEEP)
 
 
@@ -158,9 +180,6 @@ def rows(figures: Sequence[Figures]) -> list[dict[str, Any]]:
         for metric in METRICS:
             for labels, value in metric.values:
                 row = {"name": metric.name, "type": metric.type, "project_id": str(one.project), "labels": dict(labels)}
-                found.append({**row, "value": value(one), **(_histogram(one) if metric.type == "histogram" else {})})
+                histogram = {"sum": one.count("duration_ms"), "buckets": one.up_to}
+                found.append({**row, "value": value(one), **(histogram if metric.type == "histogram" else {})})
     return found
-
-
-def _histogram(one: Figures) -> dict[str, Any]:
-    return {"sum": one.duration_ms, "buckets": dict(zip(map(str, BUCKETS), one.up_to, strict=True))}

@@ -1,4 +1,4 @@
-"""Alerts of pricing; endpoints of Slack and PagerDuty; figures of the executions of rule runs."""
+"""Alerts and counters of pricing; endpoints of Slack and PagerDuty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = "kind IN ('webhook', 'mail', 'slack', 'pagerduty')"
 INDEXES = {
     "deliveries_incident": "deliveries (endpoint_id, dedup_key) WHERE dedup_key IS NOT NULL",
     "rule_runs_finished": "rule_runs (finished_at)",
-    "rule_executions_measured": "rule_executions (measured_at)",
+    "rule_executions_counted": "rule_executions (counted_at)",
 }
 ENDPOINTS = f"""
 ALTER TABLE notification_endpoints
@@ -48,40 +48,29 @@ CREATE INDEX IF NOT EXISTS pricing_alerts_tenant ON pricing_alerts (tenant_id, i
 CREATE INDEX IF NOT EXISTS pricing_alerts_project ON pricing_alerts (project_id);
 """
 
-# Engine rows are deleted earlier than rule runs, so what is counted in them is stored after the end of an execution.
+# Engine rows and, later, rule runs are deleted: what is counted of an execution is added to the counters after its end.
 # A call for several targets that is refused with 429 leaves an attempt per target, stored in one commit: one refusal.
-FIGURES = """
-ALTER TABLE rule_executions
-    ADD COLUMN IF NOT EXISTS applies     bigint,
-    ADD COLUMN IF NOT EXISTS retries     bigint,
-    ADD COLUMN IF NOT EXISTS throttled   bigint,
-    ADD COLUMN IF NOT EXISTS duration_ms bigint,
-    ADD COLUMN IF NOT EXISTS measured_at timestamptz;
-COMMENT ON COLUMN rule_executions.measured_at IS 'null: its figures are those of the engine run';
+COUNTERS = """
+CREATE TABLE IF NOT EXISTS pricing_counters (
+    project_id bigint NOT NULL REFERENCES pricing_projects ON DELETE CASCADE,
+    name       text NOT NULL,
+    value      bigint NOT NULL,
+    PRIMARY KEY (project_id, name)
+);
+COMMENT ON TABLE pricing_counters IS 'totals of executions that have ended, by flows/pricing/metrics.py';
+ALTER TABLE rule_executions ADD COLUMN IF NOT EXISTS counted_at timestamptz;
+COMMENT ON COLUMN rule_executions.counted_at IS 'null: not in pricing_counters yet';
 CREATE OR REPLACE VIEW rule_refusals AS
 SELECT x.run_id, a.at, i.group_key
 FROM rule_executions x JOIN attempts a ON a.run_id = x.run_id AND (a.error_code = 'THROTTLED' OR a.http_status = 429)
 JOIN items i ON i.id = a.item_id
 GROUP BY x.run_id, a.at, i.group_key;
-CREATE OR REPLACE VIEW rule_execution_figures AS
-SELECT x.run_id, r.project_id, x.applies, x.retries, x.throttled, x.duration_ms, true AS is_final
-FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id WHERE x.measured_at IS NOT NULL
-UNION ALL
-SELECT x.run_id, r.project_id, sent.applies, sent.retries,
-       (SELECT count(*) FROM rule_refusals f WHERE f.run_id = x.run_id) AS throttled,
-       CASE x.kind WHEN 'apply' THEN floor(extract(epoch FROM e.ended_at - e.created_at) * 1000)::bigint END,
-       e.id IS NULL OR e.ended_at IS NOT NULL
-FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id LEFT JOIN runs e ON e.id = x.run_id
-CROSS JOIN LATERAL (
-    SELECT coalesce(sum(i.executions), 0) AS applies, coalesce(sum(greatest(i.executions - 1, 0)), 0) AS retries
-    FROM items i WHERE i.run_id = x.run_id AND x.kind = 'apply') sent
-WHERE x.measured_at IS NULL;
 """
 
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (ENDPOINTS, ALERTS, FIGURES):
+    for part in (ENDPOINTS, ALERTS, COUNTERS):
         connection.execute(part)  # type: ignore[union-attr]
     validate("deliveries", "deliveries_kind_check")
     build_indexes(INDEXES)
