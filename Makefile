@@ -138,6 +138,8 @@ docs: .venv/.ready ## Write the generated documents
 	mv docs/configuration.md.new docs/configuration.md
 	$(BIN)/python -m tools.state_machines > docs/state_machines.md.new
 	mv docs/state_machines.md.new docs/state_machines.md
+	$(BIN)/python -m tools.prometheus_rules > docs/prometheus-rules.yml.new
+	mv docs/prometheus-rules.yml.new docs/prometheus-rules.yml
 	for page in errors api; do $(BIN)/python -m tools.api_docs $$page > docs/$$page.md.new && mv docs/$$page.md.new docs/$$page.md; done
 	$(BIN)/python -m tools.commands json > src/ecluse/cli/commands.json.new
 	mv src/ecluse/cli/commands.json.new src/ecluse/cli/commands.json

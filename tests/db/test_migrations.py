@@ -45,6 +45,8 @@ TABLES = {
     "notification_endpoints",
     "outcomes",
     "paid_calls",
+    "pricing_alerts",
+    "pricing_counters",
     "pricing_projects",
     "pricing_rules",
     "pruned",

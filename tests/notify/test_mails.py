@@ -235,6 +235,7 @@ def delivery(**changed) -> Delivery:
     facts = {"run_id": 1, "tenant_id": "default", "endpoint_id": 1, "kind": "mail", "recipient": TO}
     facts |= {"secret_name": None, "url_name": None, "event_key": "e1", "event_type": "thing.done", "about_run": None}
     facts |= {"message": message, "begun": False, "sent": False, "wanted": True, "confirmed": True, "rotating": False}
+    facts |= {"dedup_key": None, "superseded": False, "too_early": False}
     return Delivery(**facts | changed)
 
 

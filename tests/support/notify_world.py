@@ -21,7 +21,7 @@ from ecluse.access.secrets import Secrets
 from ecluse.engine import Event, write_events
 from ecluse.engine.kit import Kit
 from ecluse.notify import endpoints
-from ecluse.notify.rules import RETRY
+from ecluse.notify.rules import RETRY, Kind
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup, Smtp
 from tests.support.engine_flows import until
@@ -149,11 +149,13 @@ class World:
     query: Callable[..., list[Any]]
     secrets: Secrets
 
-    async def endpoint(self, url: str, *events: str, tenant: str = "default") -> tuple[int, str]:
+    async def endpoint(
+        self, url: str, *events: str, tenant: str = "default", kind: Kind = "webhook", secret: str | None = None
+    ) -> tuple[int, str]:
         """Its id and its secret."""
-        secret = new_secret()
+        secret = secret or new_secret()
         async with self.kit.pool.connection() as connection, connection.transaction():
-            row = await endpoints.create(connection, tenant, "webhook", url=url, events=list(events) or ["*"])
+            row = await endpoints.create(connection, tenant, kind, url=url, events=list(events) or ["*"])
             await self.secrets.put(connection, tenant, endpoints.secret_name(row["id"]), secret)
             await self.secrets.put(connection, tenant, endpoints.url_name(row["id"]), url)
         return row["id"], secret

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_value
+from ecluse.db.query import fetch_column, fetch_value
 from ecluse.flows.pricing.rules import Plan, Terms, make_plan
 from ecluse.flows.pricing.runs import NewRun, create_rule_run
-from ecluse.flows.pricing.states import By
+from ecluse.flows.pricing.states import By, TargetMove, move_runs, move_targets
 from ecluse.vendors.shops import Variant
 
 BY = By("key 7", "api", "request-1")
@@ -23,6 +23,7 @@ INSERT INTO pricing_projects (tenant_id, name, connector, base_url, currency, cr
                               updated_at)
 VALUES (%s, %s, 'shopify', 'https://shop.example', 'EUR', 'a test', ecluse_now(), 'a test', ecluse_now()) RETURNING id
 """
+TARGETS = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
 
 
 @asynccontextmanager
@@ -46,3 +47,14 @@ async def new_run(connection: Connection, project: int, count: int = 4, status: 
     async with connection.transaction():
         new = NewRun("default", project, "EUR", None, RULE, plan_of(count), status)
         return await create_rule_run(connection, new, by)
+
+
+async def ended(connection: Connection, run: int, failed: int, code: str = "VENDOR_REFUSED") -> list[int]:
+    """Apply a queued run: the first targets fail; return those."""
+    targets = await fetch_column(connection, TARGETS, (run,))
+    await move_runs(connection, {run: "APPLYING"}, WORKER)
+    moves = [TargetMove(one, ("APPLYING", "FAILED"), code, "no") for one in targets[:failed]]
+    moves += [TargetMove(one, ("APPLYING", "APPLIED")) for one in targets[failed:]]
+    await move_targets(connection, moves, WORKER)
+    await move_runs(connection, {run: "PARTIAL" if failed < len(targets) else "FAILED"}, WORKER)
+    return targets[:failed]

@@ -16,6 +16,7 @@ from ecluse.api.endpoints import READ, WRITE, Begun, check_active
 from ecluse.api.shapes import Id
 from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
+from ecluse.notify.rules import Kind
 
 surface = Surface("notifications")
 State = Literal["pending", "delivered", "failed"]
@@ -25,9 +26,9 @@ class DeliveryRow(Shape):
     id: Id = Field(description="Also the id of its run.")
     tenant_id: str
     endpoint_id: Id | None
-    kind: Literal["webhook", "mail"]
+    kind: Kind
     recipient: str
-    message_id: str = Field(description="The header `webhook-id`: the same in every attempt.")
+    message_id: str = Field(description="The header `webhook-id` of a webhook: the same in every attempt.")
     event_key: str
     event_type: str
     about_run_id: Id | None

@@ -1,5 +1,5 @@
-"""Routes of notification endpoints: webhooks and mail addresses. The signing secret of an endpoint is shown only when
-it is created or rotated; every change is recorded in the audit trail."""
+"""Routes of notification endpoints: webhooks, mail addresses, Slack and PagerDuty. The signing secret of a webhook is
+shown only when it is created or rotated; every change is recorded in the audit trail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Body as JsonBody
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
 from ecluse.access.envelope import Refused
@@ -21,7 +21,7 @@ from ecluse.base.validation import partial_of
 from ecluse.db.query import Row
 from ecluse.notify import addresses, dispatch, endpoints
 from ecluse.notify.endpoints import old_secret_name, secret_name, url_name
-from ecluse.notify.rules import PATTERN, MailAddress, why_refused
+from ecluse.notify.rules import PATTERN, Kind, MailAddress, why_refused
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.notify.work import Setup
 
@@ -43,12 +43,23 @@ Addresses = Annotated[
     list[MailAddress],
     Field(min_length=1, max_length=50, examples=[["ops@example.com"]]),
 ]
+RoutingKey = Annotated[
+    SecretStr,
+    Field(
+        min_length=32,
+        max_length=32,
+        description="The integration key of a service (Events API v2). Sealed, and never shown.",
+        examples=["0123456789abcdef0123456789abcdef"],
+    ),
+]
 Description = Annotated[str | None, Field(max_length=500)]
 
 
 EXAMPLES = [
     {"kind": "webhook", "url": "https://hooks.example.com/ecluse", "events": ["hello/completed", "transcription.*"]},
     {"kind": "mail", "addresses": ["ops@example.com"], "events": ["hello/failed"]},
+    {"kind": "slack", "url": "https://hooks.slack.com/services/T0/B0/x", "events": ["pricing.alert.*"]},
+    {"kind": "pagerduty", "routing_key": "0123456789abcdef0123456789abcdef", "events": ["pricing.alert.critical.*"]},
 ]
 
 
@@ -68,6 +79,17 @@ class NewMail(Subscription):
     addresses: Addresses
 
 
+class NewSlack(Subscription):
+    kind: Literal["slack"]
+    url: Url = Field(description="Of an incoming webhook.", examples=["https://hooks.slack.com/services/T0/B0/x"])
+
+
+class NewPagerDuty(Subscription):
+    kind: Literal["pagerduty"]
+    routing_key: RoutingKey
+    url: Url = Field("https://events.pagerduty.com/v2/enqueue", description="Of the Events API; another one in the EU.")
+
+
 @partial_of(Subscription)
 class ChangedEndpoint(Body):
     """Changes to an endpoint: fields that are left out stay as they are."""
@@ -76,12 +98,13 @@ class ChangedEndpoint(Body):
 
     url: Url | None = None
     addresses: Addresses | None = None
+    routing_key: RoutingKey | None = None
 
 
 class EndpointRow(Shape):
     id: Id
     tenant_id: str
-    kind: Literal["webhook", "mail"]
+    kind: Kind
     url: str | None = Field(description="Its URL; path and query, which may be secret, are hidden.")
     addresses: list[str]
     events: list[str]
@@ -106,6 +129,7 @@ class Begun(Shape):
 
 
 READ, WRITE = "notifications.read", "notifications.write"
+HAVE = {"addresses": {"mail"}, "url": {"webhook", "slack", "pagerduty"}, "routing_key": {"pagerduty"}}
 ENDPOINTS = Listing("endpoints", EndpointRow, "notification_endpoints", READ, order=("id",), shown=endpoints.shown)
 EndpointNumber = Annotated[int, Noun("endpoint")]
 OF_ENDPOINT = "/api/notifications/endpoints/{endpoint_id}"
@@ -140,13 +164,14 @@ async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
     command=Command("notifications endpoints create", arguments=("kind",)),
 )
 async def create_endpoint(
-    act: Act, body: Annotated[NewWebhook | NewMail, JsonBody(discriminator="kind", examples=EXAMPLES)]
+    act: Act,
+    body: Annotated[NewWebhook | NewMail | NewSlack | NewPagerDuty, JsonBody(discriminator="kind", examples=EXAMPLES)],
 ) -> Row:
     """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again. A mail
     address is first sent a link that confirms it; until then it gets no other mail."""
-    given = body.model_dump(exclude={"kind"})
+    given = body.model_dump(exclude={"kind", "routing_key"})
     _check(act, given)
-    keys = _secrets(act) if body.kind == "webhook" else None
+    keys = _secrets(act) if body.kind != "mail" else None
     setup: Setup = act.state.notify
     if body.kind == "mail" and (setup.smtp is None or setup.public_url is None):
         unset = (
@@ -156,10 +181,13 @@ async def create_endpoint(
     await act.require_room("endpoints")  # every event is matched against all of them
     row = await endpoints.create(act.connection, act.tenant, body.kind, **given)
     if keys is not None:
+        await keys.put(act.connection, act.tenant, url_name(row["id"]), given["url"])
+    if keys is not None and body.kind == "webhook":
         secret = new_secret()
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), secret)
-        await keys.put(act.connection, act.tenant, url_name(row["id"]), given["url"])
         act.answers(201, secret=secret)
+    elif keys is not None and body.kind == "pagerduty":
+        await keys.put(act.connection, act.tenant, secret_name(row["id"]), body.routing_key.get_secret_value())
     await addresses.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
@@ -180,9 +208,15 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     given = body.model_dump(exclude_unset=True)
     changes = {name: value for name, value in given.items() if value is not None or name == "description"}
     kind = (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"]
-    if (other := "addresses" if kind == "webhook" else "url") in changes:
-        raise InvalidInput(f"{other}: a {kind} endpoint has none")
+    for name, kinds in HAVE.items():
+        if name in changes and kind not in kinds:
+            raise InvalidInput(f"{name}: a {kind} endpoint has none")
     _check(act, changes)
+    routing_key: SecretStr | None = changes.pop("routing_key", None)
+    if kind == "pagerduty" and "url" in changes and routing_key is None:
+        raise InvalidInput("routing_key: give it again with a new url: a key is sent to its own URL only")
+    if routing_key is not None:
+        await _secrets(act).put(act.connection, act.tenant, secret_name(endpoint_id), routing_key.get_secret_value())
     if "url" in changes:
         await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
     await addresses.ask(act.connection, act.tenant, changes.get("addresses", ()))
@@ -221,7 +255,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     receiver can change over."""
     keys, secret = _secrets(act), new_secret()
     if (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"] != "webhook":
-        raise Refused(409, "NOT_SIGNED", "Mails are not signed: only a webhook has a secret.")
+        raise Refused(409, "NOT_SIGNED", "Only webhooks are signed: this endpoint has no signing secret.")
     old = await keys.get(act.connection, act.tenant, secret_name(endpoint_id))
     await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
     await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
@@ -262,7 +296,7 @@ def _secrets(act: Act) -> Secrets:
         raise Refused(
             409,
             "NO_SECRET_KEY",
-            "Webhooks are signed, and there is no key here to seal URLs and secrets with: set ECLUSE_SECRET_KEY or "
+            "There is no key here to seal the URL and the secret of an endpoint with: set ECLUSE_SECRET_KEY or "
             "ECLUSE_SECRET_KEY_FILE.",
         )
     return keys

@@ -16,7 +16,7 @@ import prometheus_client
 import psycopg
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from starlette.types import Scope
 
 from ecluse.access.edge import Edge
@@ -25,6 +25,7 @@ from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
 from ecluse.flow import Gauge
+from ecluse.flows.pricing import metrics as pricing
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
 
@@ -69,6 +70,7 @@ class Metrics:
         self._edge = edge
         self._gauges = gauges
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
+        self._of_pricing: list[pricing.Figures] = []
         self.kit: Kit | None = None
         self.hub: Hub | None = None
         self._registry = CollectorRegistry()
@@ -108,6 +110,7 @@ class Metrics:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
                     self._of_flows = {one.name: await fetch_rows(connection, one.sql) for one in self._gauges}
+                    self._of_pricing = await pricing.read(connection)
                     self._shared = await run_queries.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
                 log.warning("metrics: database unavailable", error=str(error).strip() or "no answer in time")
@@ -130,6 +133,7 @@ class Metrics:
                 for values, value in self._of_flows[gauge.name]:
                     family.add_metric(values, value)
                 yield family
+            yield from pricing_metrics(self._of_pricing)
         for name, (labels, meaning, counted) in OWN.items():
             counter = CounterMetricFamily(f"ecluse_{name}", meaning, labels=labels)
             for values, count in counted.items():
@@ -156,6 +160,26 @@ class Metrics:
         method = scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, status).inc()
         self._durations.labels(route, method).observe(seconds)
+
+
+def pricing_metrics(figures: Sequence[pricing.Figures]) -> Iterator[Metric]:
+    for metric in pricing.METRICS:
+        name, labels = f"ecluse_{metric.name.replace('.', '_')}", ["tenant", "project", *metric.values[0][0]]
+        if metric.type == "histogram":
+            histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
+            for one in figures:
+                buckets = [*one.up_to.items(), ("+Inf", one.count("runs"))]
+                histogram.add_metric([one.tenant, str(one.project)], buckets, one.count("duration_ms"))
+            yield histogram
+            continue
+        family = (CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily)(
+            name, metric.meaning, labels=labels
+        )
+        for one in figures:
+            for further, value in metric.values:
+                if (found := value(one)) is not None:
+                    family.add_metric([one.tenant, str(one.project), *further.values()], found)
+        yield family
 
 
 def realtime_metrics(hub: Hub) -> Iterator[Metric]:

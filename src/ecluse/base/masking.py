@@ -15,7 +15,7 @@ SECRET_NAME = re.compile(f"({SECRETS})$", re.IGNORECASE)
 # Plurals, only at the beginning of a word: api_keys and apiKeys, not monkeys.
 SECRET_NAMES = re.compile(r"(?:^|[_\W])(?i:key|token|secret|password)s$|[a-z\d](?:Key|Token|Secret|Password)s$")
 # Names that end like a secret's, but hold ids and limits that people need to see.
-NO_SECRETS = frozenset({"key", "event_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
+NO_SECRETS = frozenset({"key", "event_key", "dedup_key", "group_key", "lock_key", "idempotency_key", "max_per_key"})
 
 SIGNED = rf"[\w.-]*(?:{SECRETS}|hmac)|sig|auth|awsaccesskeyid|x-amz-[\w-]+|x-goog-[\w-]+"
 NAME = r"(?<![\w-])[\w-]*(?:(?:api|access|secret|private)[_ -]?key|token|secret|passw(?:or)?d|passphrase)"

@@ -39,15 +39,16 @@ ORDER BY e.place, n.id
 """
 KEEP = """
 INSERT INTO deliveries (run_id, tenant_id, endpoint_id, kind, recipient, secret_name, url_name, event_key, event_type,
-                        about_run, message, created_at)
+                        about_run, message, dedup_key, created_at)
 SELECT run_id, tenant_id, endpoint_id, kind, recipient, secret_name, url_name, event_key, event_type, about_run,
-       message, ecluse_now()
+       message, dedup_key, ecluse_now()
 FROM jsonb_to_recordset(%s::jsonb) AS t(run_id bigint, tenant_id text, endpoint_id bigint, kind text, recipient text,
-    secret_name text, url_name text, event_key text, event_type text, about_run bigint, message jsonb)
+    secret_name text, url_name text, event_key text, event_type text, about_run bigint, message jsonb,
+    dedup_key text)
 """
 AGAIN = """
 SELECT tenant_id, event_key, event_type, about_run, message, kind, recipient, endpoint_id, secret_name,
-       url_name
+       url_name, dedup_key
 FROM deliveries WHERE run_id = %s AND tenant_id = %s
 """
 
@@ -55,8 +56,8 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 @dataclass(frozen=True)
 class Recipient:
     """A recipient of a delivery: `to` is a mail address or the origin of a URL; `endpoint_id` None: named by a
-    schedule, whose URL is sealed as `url_name`. Without `secret_name`, the name of a sealed secret, a webhook is not
-    signed."""
+    schedule, whose URL is sealed as `url_name`. `secret_name` is the name of a sealed secret: the one that signs a
+    webhook, or the routing key of PagerDuty."""
 
     kind: Kind
     to: str
@@ -105,7 +106,7 @@ async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Start
 
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
-    """Deliver the message of an earlier delivery again, a webhook to the current URL of its endpoint. Deduplicated if
+    """Deliver the message of an earlier delivery again, to the current URL of its endpoint. Deduplicated if
     the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run, and Conflict for
     a request to confirm an address, which is not for repeating."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
@@ -113,7 +114,7 @@ async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started
         raise NotFound(f"there is no delivery {run_id}")
     if delivery.event_type == CONFIRM:
         raise Conflict(f"Ask for a new link instead: `ecluse notifications addresses confirm {delivery.recipient}`.")
-    if delivery.endpoint_id is not None and delivery.kind == "webhook":
+    if delivery.endpoint_id is not None and delivery.kind != "mail":
         endpoint = await endpoints.show(connection, tenant, delivery.endpoint_id)
         delivery = replace(delivery, recipient=endpoint["url"])
     (started,) = await deliver(connection, [delivery], again=True)
@@ -180,10 +181,11 @@ async def _wanted(connection: Connection, events: Sequence[PublishedEvent]) -> l
 
 def _recipients(endpoint: Row) -> list[Recipient]:
     """Return the recipients of an endpoint: its URL, or each of its addresses."""
-    number = endpoint["id"]
-    if endpoint["kind"] == "webhook":
-        return [Recipient("webhook", endpoint["url"], number, endpoints.secret_name(number))]
-    return [Recipient("mail", address, number) for address in endpoint["addresses"]]
+    number, kind = endpoint["id"], endpoint["kind"]
+    if kind == "mail":
+        return [Recipient("mail", address, number) for address in endpoint["addresses"]]
+    secret = endpoints.secret_name(number) if kind in endpoints.WITH_SECRET else None
+    return [Recipient(kind, endpoint["url"], number, secret)]
 
 
 def _new_delivery(event: Event | PublishedEvent, occurred_at: datetime, to: Recipient) -> NewDelivery:
@@ -199,4 +201,5 @@ def _new_delivery(event: Event | PublishedEvent, occurred_at: datetime, to: Reci
         to.endpoint_id,
         to.secret_name,
         to.url_name,
+        event.payload.get("dedup_key"),
     )

@@ -33,11 +33,13 @@ GONE = """
 UPDATE notification_endpoints SET is_active = false, disabled_reason = %s, updated_at = ecluse_now()
 WHERE tenant_id = %s AND id = %s AND is_active
 """
+WITH_SECRET = frozenset({"webhook", "pagerduty"})
 CHANGEABLE = ("url", "addresses", "events", "description", "is_active")
 
 
 def secret_name(endpoint_id: int) -> str:
-    """Return the name under which the signing secret of an endpoint is stored encrypted."""
+    """Return the name under which the signing secret of a webhook, or the routing key of PagerDuty, is stored
+    encrypted."""
     return f"webhook:{endpoint_id}"
 
 
@@ -62,8 +64,8 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint and return its row: a webhook has a URL, which the caller seals (`url_name`), a mail endpoint
-    addresses."""
+    """Create an endpoint and return its row: a mail endpoint has addresses, every other kind a URL, which the caller
+    seals (`url_name`)."""
     given = {
         "tenant": tenant,
         "kind": kind,

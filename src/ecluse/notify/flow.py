@@ -1,7 +1,7 @@
 """The notifications flow. Each delivery of an event to a recipient is a run of this flow with one item, in the stage
-`webhook` or `mail`. It is committed together with its row in `deliveries`, so that it survives crashes. An item that
-was not accepted is retried over a day and does not block others. Nothing waits for a delivery: its result does not
-change the run that it is about.
+`mail` or, for every kind of recipient that has a URL, `webhook`. It is committed together with its row in `deliveries`,
+so that it survives crashes. An item that was not accepted is retried over a day and does not block others. Nothing
+waits for a delivery: its result does not change the run that it is about.
 
 Deliveries are created by `dispatch.py`, never by hand.
 """
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Literal
 
 from pydantic import BaseModel
 
@@ -20,7 +19,7 @@ from ecluse.base.masking import masked
 from ecluse.db.connect import Connection
 from ecluse.engine import Flow, Lane, NewItem, Run, Stage, open_stage
 from ecluse.notify import mail, work
-from ecluse.notify.rules import FLOW_NAME, LONGEST_WAIT, RETRY
+from ecluse.notify.rules import FLOW_NAME, LONGEST_WAIT, RETRY, Kind
 from ecluse.notify.work import Setup, resources
 
 # Calls in flight per receiver: a receiver that hangs occupies no more worker slots than that.
@@ -28,7 +27,7 @@ PER_RECEIVER = 4
 
 
 class Input(BaseModel):
-    kind: Literal["webhook", "mail"]
+    kind: Kind
     to: str  # the item's group, to which the cap per receiver applies: the endpoint, or the recipient
     lasting: bool = True  # retried for a day: true for endpoints, false for recipients of a schedule
 
@@ -61,11 +60,13 @@ async def begin(connection: Connection, runs: Sequence[Run]) -> None:
     """Open the stage of each new run and dispatch its one item. The kind of recipient decides the stage; recipients of
     a schedule have stages with fewer retries."""
     for stage in FLOW.stages:
-        mine = [
-            run for run in runs if stage.name == run.input["kind"] + ("" if run.input["lasting"] else "-of-schedule")
-        ]
-        if mine:
+        if mine := [run for run in runs if stage.name == _stage(run)]:
             await open_stage(connection, stage, [(run, [_message(run.input["to"])]) for run in mine], select=True)
+
+
+def _stage(run: Run) -> str:
+    stage = MAIL if run.input["kind"] == "mail" else WEBHOOK
+    return stage.name + ("" if run.input["lasting"] else "-of-schedule")
 
 
 def _message(to: str) -> NewItem:

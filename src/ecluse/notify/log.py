@@ -26,6 +26,6 @@ async def show_delivery(connection: Connection, tenant: str, run_id: int) -> Row
 
 def shown(row: Row) -> Row:
     """Return the row as it is shown to people and API callers: with the id of its message, and only the origin of a
-    webhook's URL."""
+    URL."""
     name = message_id(row["tenant_id"], row["event_key"])
     return {**row, "message_id": name, "recipient": shown_to(row["kind"], row["recipient"])}

@@ -18,7 +18,7 @@ from ecluse.engine import RetryPolicy
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
 
-Kind = Literal["webhook", "mail"]
+Kind = Literal["webhook", "mail", "slack", "pagerduty"]
 
 FLOW_NAME = "notifications"
 CONFIRM = "address.confirm"  # type of the message that asks a mail address for a confirmation
@@ -57,8 +57,7 @@ def run_key(
 
 
 def shown_to(kind: Kind, recipient: str) -> str:
-    """Return the recipient for people and logs. The path of a webhook URL is often a secret: only its origin is
-    shown."""
+    """Return the recipient for people and logs. The path of a URL is often a secret: only its origin is shown."""
     return recipient if kind == "mail" else origin_of(recipient)
 
 
@@ -68,7 +67,7 @@ def message_id(tenant_id: str, event_key: str) -> str:
 
 
 def message(event_type: str, occurred_at: datetime, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a webhook; mails are composed from it, too."""
+    """Return the body of a webhook; messages of the other kinds are composed from it."""
     return {"type": event_type, "timestamp": occurred_at.isoformat(), "data": payload}
 
 
@@ -104,7 +103,7 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
-    """Return why this URL cannot be that of a webhook, for the user who entered it; None if it can."""
+    """Return why this URL cannot be that of an endpoint, for the user who entered it; None if it can."""
     if url.endswith(ORIGIN_ENDS):
         return ONLY_SHOWN
     return guard.refuse_reason(url)

@@ -1,14 +1,15 @@
-"""Resources of the notifications flow, and the work function for webhooks: writes of class C1, retried under the same
-message id until the receiver accepts.
+"""Resources of the notifications flow, and the work function for webhooks, Slack and PagerDuty: writes of class C1,
+retried under the same message id until the receiver accepts.
 
 The row of `deliveries` is committed before anything is sent. No database connection is held during a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -20,8 +21,8 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool, pool
 from ecluse.db.pools import DELIVERING
 from ecluse.db.query import fetch_one
-from ecluse.engine import Done, Item, Result, WorkContext
-from ecluse.notify import endpoints
+from ecluse.engine import Done, Item, Postponed, Result, WorkContext
+from ecluse.notify import endpoints, posts
 from ecluse.notify.rules import Kind, message_id, patience
 from ecluse.notify.webhook_signature import OLD_SECRET_SIGNS, old_name, signed
 
@@ -32,19 +33,29 @@ ReadSecret = Callable[[Connection, str, str], Awaitable[str]]  # by tenant and n
 
 EXCERPT = 300  # characters of an answer
 JSON = {"Content-Type": "application/json"}
+IN_ORDER_AFTER = timedelta(seconds=2)
 
+# `superseded`, `too_early`: an incident must not be triggered after it was resolved. A trigger that is claimed later
+# than the resolving delivery was stored finds that one; a trigger that is in flight is waited for.
 LOAD = """
 SELECT d.run_id, d.tenant_id, d.endpoint_id, d.kind, coalesce(e.url, d.recipient) AS recipient, d.secret_name,
        coalesce('webhook:' || d.endpoint_id || ':url', d.url_name) AS url_name,
        d.event_key, d.event_type, d.about_run, d.message, d.sending_at IS NOT NULL AS begun,
        d.sent_at IS NOT NULL AS sent,
-       d.endpoint_id IS NULL OR (e.is_active AND (d.kind = 'webhook' OR d.recipient = ANY(e.addresses))) IS TRUE
+       d.endpoint_id IS NULL OR (e.is_active AND (d.kind <> 'mail' OR d.recipient = ANY(e.addresses))) IS TRUE
            AS wanted,
        EXISTS (SELECT FROM mail_addresses m WHERE m.tenant_id = d.tenant_id AND m.address = lower(d.recipient)
                AND m.confirmed_at IS NOT NULL) AS confirmed,
        EXISTS (SELECT FROM secrets o WHERE o.tenant_id = d.tenant_id AND o.name = d.secret_name || ':old'
-               AND o.updated_at > ecluse_now() - %(old_signs)s) AS rotating
+               AND o.updated_at > ecluse_now() - %(old_signs)s) AS rotating,
+       d.dedup_key, related.superseded IS TRUE AS superseded, related.too_early IS TRUE AS too_early
 FROM deliveries d LEFT JOIN notification_endpoints e ON e.id = d.endpoint_id AND e.tenant_id = d.tenant_id
+LEFT JOIN LATERAL (
+    SELECT bool_or((o.message->>'timestamp')::timestamptz > (d.message->>'timestamp')::timestamptz) AS superseded,
+           bool_or((o.message->>'timestamp')::timestamptz < (d.message->>'timestamp')::timestamptz
+                   AND i.claim_id IS NOT NULL) AS too_early
+    FROM deliveries o LEFT JOIN items i ON i.run_id = o.run_id AND i.status = 'open'
+    WHERE d.kind = 'pagerduty' AND o.endpoint_id = d.endpoint_id AND o.dedup_key = d.dedup_key) related ON true
 WHERE d.run_id = %(run)s
 """
 
@@ -114,6 +125,7 @@ class NewDelivery:
     endpoint_id: int | None
     secret_name: str | None
     url_name: str | None
+    dedup_key: str | None
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,8 @@ class Delivery(NewDelivery):
     wanted: bool  # it has no endpoint, or its endpoint is active and still has this recipient
     confirmed: bool  # of a mail address
     rotating: bool  # the previous secret signs as well
+    superseded: bool  # of PagerDuty: a later event of its incident is stored
+    too_early: bool  # of PagerDuty: an earlier event of its incident is being sent
 
     @property
     def name(self) -> str:
@@ -145,14 +159,18 @@ async def load(connection: Connection, run_id: int) -> Delivery:
 
 
 async def post(context: WorkContext, item: Item) -> Result:
-    """Post the message of a delivery to its webhook. The work of the stage `webhook`. Any refusal is retried, except
-    410 Gone, which disables the endpoint."""
+    """Post the message of a delivery to its URL. The work of the stage `webhook`. Any refusal is retried, except 410
+    Gone, which disables the endpoint."""
     own: Resources = context.vendors
     async with own.pool.connection() as connection:
         delivery = await load(connection, item.run_id)
+        if delivery.superseded:
+            return Done({"not_sent": "A later event of the same incident took its place."})
+        if delivery.too_early:
+            return Postponed(context.now() + IN_ORDER_AFTER, "an earlier event of the same incident is being sent")
         url, keys = await _opened(connection, own.setup.read_secret, delivery)
-    body = to_json(delivery.message)
-    headers = signed(keys, delivery.name, context.now(), body.decode())
+    body = _body(delivery, keys)
+    headers = signed(keys, delivery.name, context.now(), body.decode()) if delivery.kind == "webhook" else {}
     reply = await own.http.post(url, body, JSON | headers)
     refused = reply.refusal(context.now())
     if refused is None:
@@ -171,9 +189,19 @@ async def post(context: WorkContext, item: Item) -> Result:
     )
 
 
+def _body(delivery: Delivery, keys: Sequence[str]) -> bytes:
+    """Return what is posted, in the format of the receiver."""
+    if delivery.kind == "slack":
+        return to_json(posts.slack(delivery.message))
+    if delivery.kind == "pagerduty":
+        source, incident = f"ecluse/{delivery.tenant_id}", delivery.dedup_key or delivery.name
+        return to_json(posts.pagerduty(delivery.message, routing_key=keys[0], source=source, dedup_key=incident))
+    return to_json(delivery.message)
+
+
 async def _opened(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> tuple[str, list[str]]:
-    """Return the URL of the delivery and the secrets that sign it: its own and, while it is being rotated, the previous
-    one; none if the recipient has none."""
+    """Return the URL of the delivery and its secrets: its own and, while it is being rotated, the previous one; none if
+    the recipient has none."""
     names = [delivery.secret_name] if delivery.secret_name is not None else []
     names += [old_name(names[0])] if names and delivery.rotating else []
     sealed = delivery.url_name if delivery.recipient.endswith(ORIGIN_ENDS) else None  # None: stored before URLs were
@@ -181,10 +209,10 @@ async def _opened(connection: Connection, read: ReadSecret | None, delivery: Del
         return delivery.recipient, []
     if read is None:
         raise TransientError(
-            "There is no key to open its URL and signing secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
+            "There is no key to open its URL and secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
         )
     try:
         url = delivery.recipient if sealed is None else await read(connection, delivery.tenant_id, sealed)
         return url, [await read(connection, delivery.tenant_id, name) for name in names]
     except NotFound as error:  # deleted with its endpoint or schedule
-        raise PermanentError("Its URL or signing secret is gone: it is not sent", code="NO_SECRET") from error
+        raise PermanentError("Its URL or secret is gone: it is not sent", code="NO_SECRET") from error

@@ -73,6 +73,15 @@ def error_answer(status: int, code: str, message: str) -> Answer:
     return json_answer({"error": {"code": code, "message": message}}, status)
 
 
+def json_object(body: bytes) -> dict[str, object] | None:
+    """Parse a body as a JSON object; return None if it is not one."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 class Vendor(Protocol):
     """Interface of a simulated vendor; its answers depend only on `seed` and the calls that it has received."""
 

@@ -11,21 +11,9 @@ from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_rows, fetc
 from ecluse.flows.pricing.rules import Terms, make_plan
 from ecluse.flows.pricing.runs import NewRun, create_rule_run, drain_dlq, queue_for_processing, retry_failed
 from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
-from tests.support.pricing_rows import BY, RULE, WORKER, connected, new_project, new_run, plan_of
+from tests.support.pricing_rows import BY, RULE, TARGETS, WORKER, connected, ended, new_project, new_run, plan_of
 
-TARGETS = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
 STATUSES = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY 1 ORDER BY 1"
-
-
-async def ended(connection, run: int, failed: int, code: str = "VENDOR_REFUSED") -> list[int]:
-    """Apply a queued run: the first targets fail; return those."""
-    targets = await fetch_column(connection, TARGETS, (run,))
-    await move_runs(connection, {run: "APPLYING"}, WORKER)
-    moves = [TargetMove(one, ("APPLYING", "FAILED"), code, "no") for one in targets[:failed]]
-    moves += [TargetMove(one, ("APPLYING", "APPLIED")) for one in targets[failed:]]
-    await move_targets(connection, moves, WORKER)
-    await move_runs(connection, {run: "PARTIAL" if failed < len(targets) else "FAILED"}, WORKER)
-    return targets[:failed]
 
 
 @pytest.mark.req("PRC-02", "PRC-31", "PRC-32", "PRC-78")

@@ -16,7 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
-from ecluse.flows.pricing import executions, reconciliations, runs, work
+from ecluse.flows.pricing import alerts, executions, reconciliations, runs, work
 from ecluse.flows.pricing.executions import SCHEDULER, targets
 from ecluse.flows.pricing.projects import lane_name
 from ecluse.flows.pricing.retries import RETRY
@@ -176,6 +176,7 @@ class Pricing:
     async def _watch(self, connection: Connection) -> None:
         await executions.give_up_overdue(connection, self.config.target)
         await reconciliations.start_due(connection, self.flow)
+        await alerts.watch(connection, lambda tenant, project: self.lane(tenant, project).name)
 
     async def _ended(self, connection: Connection, ended: Sequence[Run]) -> Sequence[Event]:
         ids = [run.id for run in ended]

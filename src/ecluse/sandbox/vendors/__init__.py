@@ -7,14 +7,18 @@ from ecluse.sandbox.vendors.audio import Audio
 from ecluse.sandbox.vendors.crm import Crm
 from ecluse.sandbox.vendors.elevenlabs import ElevenLabs
 from ecluse.sandbox.vendors.llm import Llm
+from ecluse.sandbox.vendors.pagerduty import PagerDuty
 from ecluse.sandbox.vendors.price_list import PriceList
 from ecluse.sandbox.vendors.shopify import Shopify
+from ecluse.sandbox.vendors.slack import Slack
 
 VENDORS: dict[str, type[Vendor]] = {
     "audio": Audio,
     "crm": Crm,
     "elevenlabs": ElevenLabs,
     "llm": Llm,
+    "pagerduty": PagerDuty,
     "price_list": PriceList,
     "shopify": Shopify,
+    "slack": Slack,
 }

@@ -6,13 +6,12 @@ articles are stored. Creation honours ``Idempotency-Key``, price writes honour `
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from ecluse.sandbox.ledger import Entry
-from ecluse.sandbox.vendor import Answer, Call, error_answer, json_answer
+from ecluse.sandbox.vendor import Answer, Call, error_answer, json_answer, json_object
 
 CATALOGUE_SIZE = 10_000
 MAX_PAGE = 500
@@ -155,12 +154,3 @@ class PriceList:
 def is_price(value: object) -> bool:
     """Return True for a text with two decimals, such as "12.50"."""
     return isinstance(value, str) and PRICE.fullmatch(value) is not None
-
-
-def json_object(body: bytes) -> dict[str, object] | None:
-    """Parse a body as a JSON object; return None if it is not one."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
