@@ -33,13 +33,14 @@ from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation.surface import surface as automation
 from ecluse.flows.connections.surface import surface as connections
 from ecluse.flows.fiches.surface import surface as fiches
+from ecluse.flows.jobs.schedule_surface import surface as job_schedules
 from ecluse.flows.pricing.surface import surface as pricing
 from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
-    flows = (connections, fiches, transcriptions, audits, automation, pricing)
+    flows = (connections, fiches, transcriptions, audits, automation, pricing, job_schedules)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]

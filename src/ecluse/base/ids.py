@@ -42,8 +42,8 @@ def uuid7(milliseconds: int) -> uuid.UUID:
 
 
 def cuid(milliseconds: int) -> str:
-    """Return a random id in the form of a cuid, which sorts by time: the letter c and 24 digits in base 36, of which the
-    first eight are the instant, since the epoch."""
+    """Return a random id in the form of a cuid, which sorts by time: the letter c and 24 digits in base 36, of which
+    the first eight are the instant, since the epoch."""
     return "c" + _base36(milliseconds, 8) + _base36(int.from_bytes(os.urandom(11)), 16)
 
 

@@ -23,7 +23,7 @@ ALTER TABLE schedule_slots ADD CONSTRAINT schedule_slots_state_check
 ALTER TABLE schedule_slots DROP CONSTRAINT IF EXISTS schedule_slots_run;
 ALTER TABLE schedule_slots ADD CONSTRAINT schedule_slots_run
     CHECK (num_nonnulls(run_id, reference) = CASE WHEN state = 'fired' THEN 1 ELSE 0 END) NOT VALID;
-COMMENT ON COLUMN schedule_slots.reference IS 'what a flow that fires without runs made for this instant, such as a job';
+COMMENT ON COLUMN schedule_slots.reference IS 'what a flow that fires without runs made for it: the id of a job';
 COMMENT ON TABLE schedule_slots IS 'due = fired + waiting + skipped + missed + failed; the key makes a double fire '
     'impossible';
 """

@@ -37,7 +37,7 @@ CREATE TABLE job_servers (
     CONSTRAINT job_servers_host FOREIGN KEY (tenant_id, host_id) REFERENCES job_hosts (tenant_id, id)
 );
 CREATE UNIQUE INDEX job_servers_name ON job_servers (tenant_id, name) WHERE deleted_at IS NULL;
-CREATE INDEX job_servers_of_host ON job_servers (host_id);
+CREATE INDEX job_servers_of_host ON job_servers (tenant_id, host_id);
 COMMENT ON TABLE job_servers IS 'server instances; the agent of its host executes the jobs of each';
 
 CREATE TABLE job_agents (
@@ -59,7 +59,8 @@ CREATE TABLE job_agents (
 );
 CREATE UNIQUE INDEX job_agents_credential ON job_agents (credential_hash);
 CREATE UNIQUE INDEX job_agents_former ON job_agents (former_credential_hash) WHERE former_credential_hash IS NOT NULL;
-CREATE UNIQUE INDEX job_agents_of_host ON job_agents (host_id) WHERE revoked_at IS NULL;
+CREATE UNIQUE INDEX job_agents_one ON job_agents (host_id) WHERE revoked_at IS NULL;
+CREATE INDEX job_agents_of_host ON job_agents (tenant_id, host_id);
 COMMENT ON COLUMN job_agents.former_credential_hash IS 'still valid, until the credential after it is used';
 
 CREATE TABLE enrolment_tokens (
@@ -77,8 +78,8 @@ CREATE TABLE enrolment_tokens (
     CONSTRAINT enrolment_tokens_used CHECK ((used_at IS NULL) = (agent_id IS NULL))
 );
 CREATE UNIQUE INDEX enrolment_tokens_hash ON enrolment_tokens (token_hash);
-CREATE INDEX enrolment_tokens_of_host ON enrolment_tokens (host_id);
-CREATE INDEX enrolment_tokens_of_agent ON enrolment_tokens (agent_id) WHERE agent_id IS NOT NULL;
+CREATE INDEX enrolment_tokens_of_host ON enrolment_tokens (tenant_id, host_id);
+CREATE INDEX enrolment_tokens_of_agent ON enrolment_tokens (tenant_id, agent_id) WHERE agent_id IS NOT NULL;
 """
 
 # Jobs and their runs have no foreign key to the tables above: tens of them are inserted per second, and all of them
@@ -106,7 +107,7 @@ CREATE TABLE job_schedules (
     CONSTRAINT job_schedules_tenant UNIQUE (tenant_id, id),
     CONSTRAINT job_schedules_server FOREIGN KEY (tenant_id, server_instance_id) REFERENCES job_servers (tenant_id, id)
 );
-CREATE INDEX job_schedules_of_server ON job_schedules (server_instance_id);
+CREATE INDEX job_schedules_of_server ON job_schedules (tenant_id, server_instance_id);
 COMMENT ON TABLE job_schedules IS 'beside its row in schedules';
 COMMENT ON COLUMN job_schedules.payload IS 'with its secrets hidden; they are sealed under the name payload_secret';
 COMMENT ON COLUMN job_schedules.last_run_status IS 'success: a job was made; failed: its last attempt has failed';
@@ -138,7 +139,7 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX jobs_key ON jobs (tenant_id, key);
 CREATE INDEX jobs_of_schedule ON jobs (job_schedule_id, id);
-CREATE INDEX jobs_open ON jobs (tenant_id, id) WHERE ended_at IS NULL;
+CREATE INDEX jobs_open ON jobs (job_schedule_id) WHERE ended_at IS NULL;
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
 COMMENT ON COLUMN jobs.key IS 'schedule:<id of the job schedule>:<due instant in ms>, or :manual-<uuid>';
 COMMENT ON COLUMN jobs.payload_secret IS 'as in job_schedules, as it was when the job was made';
@@ -170,7 +171,7 @@ CREATE TABLE job_runs (
     log_capped    boolean NOT NULL DEFAULT false,
     CONSTRAINT job_runs_tenant UNIQUE (tenant_id, id),
     CONSTRAINT job_runs_job FOREIGN KEY (tenant_id, job_id) REFERENCES jobs (tenant_id, id) ON DELETE CASCADE,
-    CONSTRAINT job_runs_attempt UNIQUE (job_id, attempt),
+    CONSTRAINT job_runs_attempt UNIQUE (tenant_id, job_id, attempt),
     CONSTRAINT job_runs_claimed CHECK (num_nulls(agent_id, claim_key, lease_ends_at, started_at) IN (0, 4)),
     CONSTRAINT job_runs_started CHECK (status NOT IN ('running', 'succeeded') OR started_at IS NOT NULL),
     CONSTRAINT job_runs_pending CHECK (status <> 'pending' OR started_at IS NULL),
@@ -187,7 +188,7 @@ CREATE INDEX job_runs_claims ON job_runs (agent_id, claim_key) WHERE status = 'r
 COMMENT ON COLUMN job_runs.due_at IS 'when it may be claimed';
 COMMENT ON COLUMN job_runs.fence IS 'raised by every claim; 0: never claimed';
 COMMENT ON COLUMN job_runs.lease_ends_at IS 'of the last renewal; it stays when the attempt has ended';
-COMMENT ON COLUMN job_runs.late_status IS 'what an agent reported after the attempt had ended; evidence, nothing follows';
+COMMENT ON COLUMN job_runs.late_status IS 'what an agent reported after the attempt had ended; only evidence';
 
 CREATE TABLE job_logs (
     job_run_id text NOT NULL,
@@ -195,24 +196,29 @@ CREATE TABLE job_logs (
     start      integer NOT NULL CHECK (start >= 0),
     text       text NOT NULL,
     at         timestamptz NOT NULL,
-    PRIMARY KEY (job_run_id, start),
+    PRIMARY KEY (tenant_id, job_run_id, start),
     CONSTRAINT job_logs_run FOREIGN KEY (tenant_id, job_run_id) REFERENCES job_runs (tenant_id, id) ON DELETE CASCADE
 );
-CREATE INDEX job_logs_tenant ON job_logs (tenant_id);
 COMMENT ON COLUMN job_logs.start IS 'offset of the chunk in the log of its run, in characters';
 """
 
 VIEWS = """
 CREATE VIEW job_schedule_list AS
-SELECT j.id, j.tenant_id, j.server_instance_id, s.name, j.description, s.cron AS cron_expression, s.timezone,
-       j.job_type, j.payload, s.enabled, s.window_start AS execution_window_start,
-       s.window_end AS execution_window_end, s.overlap, s.catch_up, j.timeout_seconds,
-       j.max_retries, j.backoff_ms, j.backoff_type, j.last_run_at,
-       CASE WHEN s.error IS NULL THEN s.next_due_at END AS next_run_at, j.last_run_status, j.last_run_job_id,
-       l.status AS last_job_status, j.run_count, j.failure_count, s.error, j.created_by_id, s.created_at, s.updated_at,
-       j.schedule_id, v.host_id
+SELECT j.id, j.tenant_id, j.tenant_id AS org_id, j.server_instance_id, v.host_id, s.name, j.description,
+       s.cron AS cron_expression, s.timezone, j.job_type, j.payload, s.enabled,
+       s.window_start AS execution_window_start, s.window_end AS execution_window_end, s.overlap, s.catch_up,
+       j.timeout_seconds, jsonb_build_object('maxRetries', j.max_retries, 'backoffMs', j.backoff_ms, 'backoffType',
+           j.backoff_type) AS retry_policy,
+       j.last_run_at, CASE WHEN s.error IS NULL THEN s.next_due_at END AS next_run_at, j.last_run_status,
+       j.last_run_job_id, l.status AS last_job_status, j.run_count, j.failure_count, s.error, j.created_by_id,
+       s.created_at, s.updated_at, j.schedule_id
 FROM job_schedules j JOIN schedules s ON s.id = j.schedule_id AND s.deleted_at IS NULL
 JOIN job_servers v ON v.id = j.server_instance_id LEFT JOIN jobs l ON l.id = j.last_run_job_id;
+
+CREATE VIEW job_slots AS
+SELECT j.tenant_id, j.id AS job_schedule_id, s.due_at, s.state, s.reason, s.reference AS job_id, l.status AS job_status,
+       s.decided_at
+FROM job_schedules j JOIN schedule_slots s ON s.schedule_id = j.schedule_id LEFT JOIN jobs l ON l.id = s.reference;
 """
 
 
