@@ -34,6 +34,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "LOGS": LOGS,
         "ATTEMPTS": ATTEMPTS,
         "SLOTS": SLOTS,
+        "JOBS": jobs.KEPT_JOBS,
         "WORKFLOWS": WORKFLOWS,
         "PAID_RESULTS": store.KEPT,
         "SPEND": SPEND,

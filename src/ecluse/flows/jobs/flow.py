@@ -29,7 +29,7 @@ class NoInput(BaseModel):
 
 
 class JobPlans(Plans):
-    """The settings of job schedules, as the routes of every flow's schedules need them: shown, and changed elsewhere."""
+    """The settings of job schedules, for the routes of every flow's schedules: shown, and changed elsewhere."""
 
     def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
         raise InvalidInput(INSTEAD)

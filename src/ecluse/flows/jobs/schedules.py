@@ -52,6 +52,9 @@ KEPT = Aged(
 )
 
 
+KEPT_JOBS = Aged("jobs", "jobs", "t.ended_at", order="ended_at", type="timestamptz", where="t.ended_at IS NOT NULL")
+
+
 class Named(NamedTuple):
     """A job schedule, and its row in `schedules`."""
 
