@@ -22,8 +22,9 @@ SELECT {NAME} AS subject, s.schedule_id, s.run_id, CASE
     ELSE format('fired as run %s, which names schedule %s', r.id, coalesce(r.schedule_id::text, 'none')) END
     AS message
 FROM schedule_slots s LEFT JOIN runs r ON r.id = s.run_id
-WHERE s.state = 'fired' AND s.reference IS NULL AND (r.id IS NULL OR (r.tenant_id, r.event_key, r.schedule_id) IS DISTINCT FROM
-    (s.tenant_id, {KEY}, s.schedule_id)) ORDER BY 2, s.due_at
+WHERE s.state = 'fired' AND s.reference IS NULL AND (r.id IS NULL
+    OR (r.tenant_id, r.event_key, r.schedule_id) IS DISTINCT FROM (s.tenant_id, {KEY}, s.schedule_id))
+ORDER BY 2, s.due_at
 """  # noqa: S608 - the fragments above
 
 RUNS = """
@@ -54,7 +55,8 @@ WHERE j.due_at IS NOT NULL AND s.reference IS NULL AND j.created_at >= {before("
 COUNTS_OF_JOBS = f"""
 SELECT 'job schedule ' || d.id AS subject, d.schedule_id, format('counts %s jobs, but has %s', d.run_count,
        coalesce(j.n, 0)) AS message
-FROM job_schedules d LEFT JOIN (SELECT job_schedule_id, count(*) AS n FROM jobs GROUP BY 1) j ON j.job_schedule_id = d.id
+FROM job_schedules d
+LEFT JOIN (SELECT job_schedule_id, count(*) AS n FROM jobs GROUP BY 1) j ON j.job_schedule_id = d.id
 WHERE coalesce(j.n, 0) > d.run_count OR coalesce(j.n, 0) < d.run_count AND {before("jobs")} = '-infinity' ORDER BY 2
 """  # noqa: S608 - the fragment of retention
 

@@ -126,7 +126,7 @@ async def _columns(connection: Connection, tenant: str, given: Mapping[str, Any]
     if "server_instance_id" in given:
         server = given["server_instance_id"]
         if await fetch_row(connection, SERVER, (tenant, server)) is None:
-            raise InvalidInput(f"serverInstanceId: there is no server {server}: `ecluse jobs servers list` shows them")
+            raise NotFound(f"There is no server instance {server}: `ecluse jobs servers list` shows them.")
     columns |= given.get("retry_policy", {})
     if "payload" in given:
         columns |= await _sealed(connection, tenant, given["payload"], sealing)
