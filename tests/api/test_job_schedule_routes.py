@@ -1,5 +1,5 @@
-"""Job schedules over HTTP: every field under its wire name, run now, pause, preview, slots; secrets that are sealed; what
-is refused."""
+"""Job schedules over HTTP: every field under its wire name, run now, pause, preview, slots; secrets that are sealed;
+what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from ecluse.flows.jobs.schedule_surface import SCHEDULES, SLOTS, JobSchedulePreview, JobScheduleRow, MadeJob
-from tests.support.api_server import Client, add_tenant, new_key
+from tests.support.api_server import Client, new_key
 from tests.support.job_rows import PLACES
 from tests.support.session import Session
 
@@ -30,10 +30,13 @@ WIRE = {
 def tenant(shared_dsn: str) -> str:
     """A tenant of its own, with a server."""
     name = f"jobs-{next(TENANTS)}"
-    add_tenant(shared_dsn, name)
-    with psycopg.connect(shared_dsn, autocommit=True) as connection:
-        connection.execute(PLACES, {"tenant": name, "server": server_of(name), "host": f"chost{name:0>20}"})
+    add_server(shared_dsn, name)
     return name
+
+
+def add_server(dsn: str, tenant: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(PLACES, {"tenant": tenant, "server": server_of(tenant), "host": f"host of {tenant}"})
 
 
 def server_of(tenant: str) -> str:
@@ -165,9 +168,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(client, tenant, ask, m
 def test_an_unknown_foreign_or_deleted_server_is_refused(client, shared_dsn, tenant, ask, made, server):
     wanted = "cunknown00000000000000000"
     if server == "foreign":
-        add_tenant(shared_dsn, f"{tenant}-f")
         wanted = server_of(f"{tenant}-f")
-        ask(PLACES, {"tenant": f"{tenant}-f", "server": wanted, "host": f"chostf{tenant:0>19}"})
+        add_server(shared_dsn, f"{tenant}-f")
     if server == "deleted":
         wanted = made["serverInstanceId"]
         ask("UPDATE job_servers SET deleted_at = ecluse_now() WHERE id = %s", wanted)
