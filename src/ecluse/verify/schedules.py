@@ -56,7 +56,8 @@ COUNTS_OF_JOBS = f"""
 SELECT 'job schedule ' || d.id AS subject, d.schedule_id, format('counts %s jobs, but has %s', d.run_count,
        coalesce(j.n, 0)) AS message
 FROM job_schedules d
-LEFT JOIN (SELECT job_schedule_id, count(*) AS n FROM jobs GROUP BY 1) j ON j.job_schedule_id = d.id
+LEFT JOIN (SELECT job_schedule_id, count(*) AS n FROM jobs WHERE key !~ ':retry-' GROUP BY 1) j
+    ON j.job_schedule_id = d.id
 WHERE coalesce(j.n, 0) > d.run_count OR coalesce(j.n, 0) < d.run_count AND {before("jobs")} = '-infinity' ORDER BY 2
 """  # noqa: S608 - the fragment of retention
 

@@ -37,7 +37,7 @@ NAMED = "SELECT id, schedule_id, tenant_id FROM job_schedules WHERE tenant_id = 
 SHOWN = "SELECT * FROM job_schedule_list WHERE tenant_id = %s AND id = %s"
 SERVER = "SELECT 1 FROM job_servers WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL FOR KEY SHARE"
 SECRET = "job-payload:"  # noqa: S105 - the beginning of names
-# For retention: payloads that no schedule has any more, and no open job.
+# For retention: payloads that no schedule has any more, and no job, which may be repeated.
 KEPT = Aged(
     "payloads of jobs",
     "secrets",
@@ -47,8 +47,7 @@ KEPT = Aged(
     where=f"starts_with(t.name, '{SECRET}')",
     also="""NOT EXISTS (SELECT FROM job_schedules j JOIN schedules s ON s.id = j.schedule_id
         WHERE j.tenant_id = t.tenant_id AND j.payload_secret = t.name AND s.deleted_at IS NULL)
-    AND NOT EXISTS (SELECT FROM jobs o WHERE o.tenant_id = t.tenant_id AND o.payload_secret = t.name
-        AND o.ended_at IS NULL)""",
+    AND NOT EXISTS (SELECT FROM jobs o WHERE o.tenant_id = t.tenant_id AND o.payload_secret = t.name)""",
 )
 
 

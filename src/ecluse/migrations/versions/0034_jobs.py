@@ -108,6 +108,7 @@ CREATE TABLE job_schedules (
     CONSTRAINT job_schedules_server FOREIGN KEY (tenant_id, server_instance_id) REFERENCES job_servers (tenant_id, id)
 );
 CREATE INDEX job_schedules_of_server ON job_schedules (tenant_id, server_instance_id);
+CREATE INDEX job_schedules_secret ON job_schedules (payload_secret) WHERE payload_secret IS NOT NULL;
 COMMENT ON TABLE job_schedules IS 'beside its row in schedules';
 COMMENT ON COLUMN job_schedules.payload IS 'with its secrets hidden; they are sealed under the name payload_secret';
 COMMENT ON COLUMN job_schedules.last_run_status IS 'success: a job was made; failed: its last attempt has failed';
@@ -140,8 +141,9 @@ CREATE TABLE jobs (
 CREATE UNIQUE INDEX jobs_key ON jobs (tenant_id, key);
 CREATE INDEX jobs_of_schedule ON jobs (job_schedule_id, id);
 CREATE INDEX jobs_open ON jobs (job_schedule_id) WHERE ended_at IS NULL;
+CREATE INDEX jobs_secret ON jobs (payload_secret) WHERE payload_secret IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
-COMMENT ON COLUMN jobs.key IS 'schedule:<id of the job schedule>:<due instant in ms>, or :manual-<uuid>';
+COMMENT ON COLUMN jobs.key IS 'schedule:<id of the job schedule>:<due instant in ms>, or :manual-<uuid>, or :retry-<uuid>';
 COMMENT ON COLUMN jobs.payload_secret IS 'as in job_schedules, as it was when the job was made';
 COMMENT ON COLUMN jobs.due_at IS 'of its slot; null: made by hand';
 COMMENT ON COLUMN jobs.status IS 'pending also while a further attempt is to come';
