@@ -61,7 +61,7 @@ class ScheduleFilters(Filters):
 SCHEDULES = Listing(
     *("schedules", ScheduleRow, "schedule_list", READ),
     filters=ScheduleFilters,
-    order=("name",),
+    order=("name", "id"),
     where="t.flow <> ALL(%(hidden)s)",
 )
 SLOTS = Listing("slots", SlotRow, "schedule_slots", READ, order=("-due_at",), within=("schedule_id",))

@@ -72,7 +72,7 @@ LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at 
 LIST = """
 SELECT id, tenant_id, flow, name, cron, timezone, window_start, window_end, overlap, catch_up, enabled, next_due_at,
        failures, error, holding_run_id, last_run_id, last_fired_at, created_at, updated_at
-FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name LIMIT %s OFFSET %s
+FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name, id LIMIT %s OFFSET %s
 """
 SLOTS = """
 SELECT due_at, state, reason, run_id, reference, decided_at FROM schedule_slots WHERE schedule_id = %s

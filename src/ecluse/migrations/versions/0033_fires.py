@@ -29,6 +29,7 @@ COMMENT ON TABLE schedule_slots IS 'due = fired + waiting + skipped + missed + f
 """
 INDEXES = {
     "schedules_own_name": "UNIQUE schedules (tenant_id, flow, name) WHERE deleted_at IS NULL AND unique_name",
+    "schedules_by_name": "schedules (tenant_id, name, id) WHERE deleted_at IS NULL",
     "schedules_due_by_tenant": "schedules (tenant_id, next_due_at) WHERE next_due_at IS NOT NULL",
     "schedule_slots_aged": "schedule_slots (decided_at) WHERE run_id IS NULL AND state <> 'waiting'",
 }

@@ -143,7 +143,7 @@ CREATE INDEX jobs_of_schedule ON jobs (job_schedule_id, id);
 CREATE INDEX jobs_open ON jobs (job_schedule_id) WHERE ended_at IS NULL;
 CREATE INDEX jobs_secret ON jobs (payload_secret) WHERE payload_secret IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
-COMMENT ON COLUMN jobs.key IS 'schedule:<id of the job schedule>:<due instant in ms>, or :manual-<uuid>, or :retry-<uuid>';
+COMMENT ON COLUMN jobs.key IS 'schedule:<id of the job schedule>:<due instant in ms, manual-<uuid> or retry-<uuid>>';
 COMMENT ON COLUMN jobs.payload_secret IS 'as in job_schedules, as it was when the job was made';
 COMMENT ON COLUMN jobs.due_at IS 'of its slot; null: made by hand';
 COMMENT ON COLUMN jobs.status IS 'pending also while a further attempt is to come';
