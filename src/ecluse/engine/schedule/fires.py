@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ecluse.db.connect import Connection
-from ecluse.engine.model.fires import DueInstant, FiredAs, Unfired
+from ecluse.engine.model.fires import DueInstant, FiredAs, NotFired, Unfired
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.schedule.slot_decisions import Decision, Schedule
 
@@ -20,7 +20,7 @@ async def fire_without_runs(connection: Connection, flows: Mapping[str, Flow], d
     for one, decision in decided:
         if decision.fires is not None and flows[one.flow].fire is not None:
             due[one.flow].append(DueInstant(one.id, one.tenant_id, decision.fires, one.overlap))
-    results = {}
+    results: dict[int, FiredAs | NotFired] = {}
     for name, instants in due.items():
         fire = flows[name].fire
         if fire is not None:
@@ -28,7 +28,7 @@ async def fire_without_runs(connection: Connection, flows: Mapping[str, Flow], d
     return [(one, _as_fired(decision, results.get(one.id))) for one, decision in decided]
 
 
-def _as_fired(decision: Decision, result: tuple[str, ...] | None) -> Decision:
+def _as_fired(decision: Decision, result: FiredAs | NotFired | None) -> Decision:
     if result is None:
         return decision
     if isinstance(result, FiredAs):
