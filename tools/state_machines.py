@@ -107,12 +107,13 @@ SLOTS = Machine(
     "One due instant of a schedule, once it is decided (`schedule_slots.state`, with the reason in `reason`; "
     "`engine/schedule/slot_decisions.py`).",
     {
-        "fired": "it has a run",
+        "fired": "it has a run, or what its flow made instead",
         "waiting": "an earlier run of the schedule is still open",
         "skipped": "not fired on purpose: a later instant was due (superseded), an earlier run was open for too long "
         "(overlap), outside the execution window, the tenant is disabled, or the schedule was changed, disabled or "
         "deleted",
         "missed": "no scheduler was running in time, and it was not caught up on",
+        "failed": "its flow could not fire it (flows that fire without runs)",
     },
     {
         BEGIN: {
@@ -120,6 +121,7 @@ SLOTS = Machine(
             "waiting": "overlap",
             "skipped": "superseded, overlap, outside the window, tenant disabled, schedule changed",
             "missed": "too late",
+            "failed": "its flow refused, or raised an error",
         },
         "waiting": {
             "fired": "the run before ended",

@@ -36,6 +36,7 @@ SIGNED = {
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin")
+SERVER = "cmatrix000000000000000000"
 # What succeeds for those who may; a new route that changes something needs its own here.
 BODIES = {
     "/api/runs": {"flow": "test"},
@@ -57,6 +58,13 @@ BODIES = {
     "/api/pricing/rules": {"selection": {"price_from": 0}, "change": {"kind": "percent", "percent": "-10"}},
     "/api/pricing/rules/{rule_id}": {"allow_free": True},
     "/api/pricing/runs/{rule_run_id}/queue": {"plan_hash": "0" * 64},
+    "/api/jobs/schedules": {
+        "name": "matrix",
+        "serverInstanceId": SERVER,
+        "cronExpression": "@daily",
+        "jobType": "noop",
+    },
+    "/api/jobs/schedules/{job_schedule_id}": {"description": "matrix"},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -89,7 +97,14 @@ NAME_OF_NONE = {
     "/api/lanes/{name}/resume": "/api/lanes/{name}",
 }
 # What they are about is named in the body.
-NAMED = ("/api/pricing/rules", "/api/pricing/runs", "/api/leases/release", "/api/audits", "/api/automation/trigger")
+NAMED = (
+    "/api/pricing/rules",
+    "/api/pricing/runs",
+    "/api/jobs/schedules",
+    "/api/leases/release",
+    "/api/audits",
+    "/api/automation/trigger",
+)
 HOLD = """
 INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
@@ -175,6 +190,25 @@ VALUES (%(id)s, 'default', %(id)s, '{}', 'EUR', 'PREVIEW', 'a test', '', 'a test
 """
 # A run without a plan: the right is found to be there, and its state not to allow it.
 BY_STATE = "/api/pricing/runs/{rule_run_id}/"
+JOBS = """
+WITH host AS (
+    INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)
+    VALUES (%(server)s, 'default', 'matrix', 'a test', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING),
+server AS (
+    INSERT INTO job_servers (id, tenant_id, host_id, name, created_by, created_at, updated_at)
+    VALUES (%(server)s, 'default', %(server)s, 'matrix', 'a test', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING),
+timed AS (
+    INSERT INTO schedules (id, tenant_id, flow, name, unique_name, overlap, cron, zone_rules, handled_until, created_at,
+                           updated_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (%(run)s + 400000, 'default', 'jobs', 'matrix', false, 'allow', '@daily', '1', ecluse_now(), ecluse_now(),
+            ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL)
+INSERT INTO job_schedules (id, tenant_id, schedule_id, server_instance_id, job_type, payload, max_retries, backoff_ms,
+                           backoff_type, created_by_id)
+VALUES (%(run)s::text, 'default', %(run)s + 400000, %(server)s, 'noop', '{}', 0, 1000, 'fixed', 'a test')
+ON CONFLICT DO NOTHING
+"""
 APART = 500_000
 ENDED = ("/api/automation/runs/", "/api/runs/{run_id}/redrive")  # about the run that has ended
 # One number for all of them: whatever a path asks for is there.
@@ -249,6 +283,7 @@ def something(shared_api, shared_dsn):
             connection.execute(AUDIT, {"id": int(run)})
             for statement in (PRICING, RULE_RUN):
                 connection.execute(statement, {"id": int(run)})
+            connection.execute(JOBS, {"run": int(run), "server": SERVER})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import uuid
 from itertools import pairwise
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.base.ids import item_event_id, replica_id, retry_id, uuid7, workflow_id
+from ecluse.base.ids import cuid, item_event_id, replica_id, retry_id, uuid7, workflow_id
 from ecluse.engine.model.item import Item
 
 TEXT = st.text(min_size=1, max_size=8)
@@ -64,3 +65,11 @@ def test_a_drawn_name_is_a_uuid_in_the_order_of_time() -> None:
     assert {(one.version, one.variant) for one in drawn} == {(7, uuid.RFC_4122)}
     assert len(set(drawn)) == 1_000
     assert [one.int >> 80 for one in drawn] == [1_772_445_600_000 + n // 10 for n in range(1_000)]
+
+
+@pytest.mark.req("JOB-01", "G-81")
+def test_a_cuid_has_its_form_and_sorts_by_time() -> None:
+    made = [cuid(at) for at in (1_700_000_000_000, 1_800_000_000_000, 1_800_000_000_001)]
+    assert made == sorted(made)
+    assert all(re.fullmatch("c[0-9a-z]{24}", one) for one in made)
+    assert cuid(0) != cuid(0)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked, plain, without_secrets
 
 
 @pytest.mark.req("ENG-88")
@@ -83,6 +83,21 @@ def test_of_an_endless_text_the_beginning_is_kept():
     said = masked("password=hunter2 " + "x" * 1_000_000)
     assert said.startswith("password=*** ")
     assert len(said) < 60_000
+
+
+def test_of_a_stored_value_only_the_secrets_change():
+    deep: dict[str, object] = {"n": 1.5, "list": [None, True, "plain"]}
+    for _ in range(12):
+        deep = {"in": deep}
+    value = {"deep": deep, "password": "hunter2", "keys": {"a_token": 5, "key": "kept"}, "url": "http://a:b@c/"}
+    assert without_secrets(value) == {
+        **value, "password": "***", "keys": {"a_token": "***", "key": "kept"}, "url": "http://***@c/",
+    }  # fmt: skip
+    assert without_secrets({"token": None, "tokens": 3, "event_key": "k"}) == {
+        "token": None,
+        "tokens": 3,
+        "event_key": "k",
+    }
 
 
 def test_anything_becomes_what_json_can_hold():

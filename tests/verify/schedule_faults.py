@@ -26,6 +26,14 @@ FAULTS = [
     Fault("I-08", "one that waits for ever", "is disabled, but", of("often", "schedules", "next_due_at = NULL")),
     Fault("I-08", "a schedule that ticks pass over", "other schedules of flow shop were fired",
           of("later", "schedules", "next_due_at = now() - interval '10 minutes'")),
+    Fault("I-08", "a fired instant without its job", "which does not exist",
+          sql("DELETE FROM jobs; UPDATE job_schedules SET run_count = 0")),
+    Fault("I-08", "a job under a name that does not follow", "which has key",
+          sql("UPDATE jobs SET key = 'schedule:x:1'")),
+    Fault("I-08", "a job that no slot knows of", "but has no fired slot",
+          sql("DELETE FROM schedule_slots WHERE reference IS NOT NULL")),
+    Fault("I-08", "a job that its schedule does not count", "counts 0 jobs, but has 1",
+          sql("UPDATE job_schedules SET run_count = 0")),
 ]  # fmt: skip
 
 HARMLESS: dict[str, Plant] = {

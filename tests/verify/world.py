@@ -29,7 +29,7 @@ WHICH = {
     "events_outbox": "event_key = %(name)s",
     "leases": "key || ' ' || fence = %(name)s",
     "schedules": "name = %(name)s",
-    "schedule_slots": "state = %(name)s",
+    "schedule_slots": "state = %(name)s AND reference IS NULL",
     "dbos.workflow_status": "workflow_uuid = 't/' || %(name)s",
 }
 DRAWN = ("fiche_cache", "schedules", "runs", "items", "claims", "attempts", "run_log", "lanes")
@@ -294,6 +294,20 @@ def scheduled(world: World) -> None:
         world.insert("schedule_slots", schedule_id=schedule, due_at=due + timedelta(minutes=5 * n), tenant_id="t",
                      state=state, reason="why", decided_at=world.now,
                      run_id=world.runs["fired"] if state == "fired" else None)  # fmt: skip
+    _fired_as_job(world, due, given)
+
+
+def _fired_as_job(world: World, due: datetime, given: dict[str, Any]) -> None:
+    schedule = world.insert("schedules", name="backup", **given | {"flow": "jobs"})
+    retries = {"max_retries": 0, "backoff_ms": 1000, "backoff_type": "fixed"}
+    what = {"tenant_id": "t", "server_instance_id": "server", "payload": {}}
+    world.insert("job_schedules", id="backup", schedule_id=schedule, job_type="noop", run_count=1, created_by_id="me",
+                 **what, **retries)  # fmt: skip
+    job = {"host_id": "host", "type": "noop", "max_attempts": 1, "backoff_ms": 1000, "backoff_type": "fixed"}
+    world.insert("jobs", id="job-1", key=f"schedule:backup:{int(due.timestamp()) * 1000}", job_schedule_id="backup",
+                 due_at=due, created_by="scheduler", created_at=world.now, **what, **job)  # fmt: skip
+    world.insert("schedule_slots", schedule_id=schedule, due_at=due, tenant_id="t", state="fired", reference="job-1",
+                 decided_at=world.now)  # fmt: skip
 
 
 def _ended(world: World) -> None:

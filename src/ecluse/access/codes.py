@@ -87,6 +87,11 @@ REFUSALS = {
     "ALREADY_RUNNING": Refusal(
         409, "Another run is transcribing the fiche.", "Wait for the end of the run that the message names."
     ),
+    "SERVER_GONE": Refusal(
+        409,
+        "The server of the job schedule was deleted; no job was made.",
+        "Change `serverInstanceId` of the schedule.",
+    ),
     "FLOW_NOT_LOADED": Refusal(
         409, "The run is of a flow that this server has not loaded.", "Ask a server that is started with that flow."
     ),

@@ -22,7 +22,8 @@ def columns(row: type[Shape], order: Sequence[str]) -> list[tuple[str, bool, boo
 
 
 def made(row: type[Shape], order: Sequence[str], last: Row) -> str:
-    place = [to_jsonable_python(last[name]) for name, _, _ in columns(row, order)]
+    names = [row.model_fields[name].alias or name for name, _, _ in columns(row, order)]
+    place = [to_jsonable_python(last[name]) for name in names]
     return base64.urlsafe_b64encode(json.dumps([row.__name__, *place]).encode()).decode().rstrip("=")
 
 

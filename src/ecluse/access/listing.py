@@ -136,7 +136,11 @@ async def _fetched(connection: Connection, statement: str, parameters: Row) -> l
 
 
 def _statement(listing: Listing, conditions: Sequence[str]) -> str:
-    columns = ", ".join(f"t.{name}" for name in listing.row.model_fields if name not in listing.added)
+    columns = ", ".join(
+        f't.{name} AS "{field.alias or name}"'
+        for name, field in listing.row.model_fields.items()
+        if name not in listing.added
+    )
     order = ", ".join(  # NULLS LAST only where needed: an index in the plain order cannot be used for it
         f"t.{name}{' DESC' if falls else ''}{' NULLS LAST' if falls and nullable else ''}"
         for name, falls, nullable in cursors.columns(listing.row, listing.order)

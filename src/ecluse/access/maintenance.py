@@ -47,7 +47,13 @@ TENANT = (
     Erasure("fiches", "fiche_cache", OF_TENANT),
     Erasure("instants of schedules", "schedule_slots", OF_TENANT),
     Erasure("records of deleted runs", "pruned_runs", OF_SCHEDULES),
+    Erasure("jobs", "jobs", OF_TENANT),
+    Erasure("job schedules", "job_schedules", OF_TENANT),
     Erasure("schedules", "schedules", OF_TENANT),
+    Erasure("enrolment tokens", "enrolment_tokens", OF_TENANT),
+    Erasure("agents", "job_agents", OF_TENANT),
+    Erasure("server instances", "job_servers", OF_TENANT),
+    Erasure("hosts", "job_hosts", OF_TENANT),
     Erasure(
         "versions of audit configs",
         "audit_config_versions",

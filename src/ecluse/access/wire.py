@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import HTTPConnection
 
@@ -63,6 +64,17 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class CamelShape(Shape):
+    """Base of answers whose fields are spelled in camelCase; columns have the names of the fields in snake_case."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+def camel(row: Row) -> Row:
+    """Return the row with the names of its columns in camelCase."""
+    return {to_camel(name): value for name, value in row.items()}
+
+
 class Page(Shape):
     limit: int
     offset: int
@@ -111,9 +123,10 @@ class Fire(Shape):
 
 class SlotRow(Shape):
     due_at: datetime
-    state: Literal["fired", "waiting", "skipped", "missed"]
+    state: Literal["fired", "waiting", "skipped", "missed", "failed"]
     reason: str | None
     run_id: str | None = Field(examples=["7"])
+    reference: str | None = Field(description="What was made for it instead of a run, such as a job.")
     decided_at: datetime
 
 

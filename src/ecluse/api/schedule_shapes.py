@@ -28,8 +28,9 @@ class Timing(Body):
 
 class ScheduleSettings(Timing):
     name: str = Field(min_length=1, max_length=200, pattern=r"\S", examples=["nightly"])
-    overlap: Literal["wait", "allow"] = Field(
-        "wait", description="`wait`: a due time waits for the end of the former run; `allow`: both run at once."
+    overlap: Literal["wait", "allow", "skip"] = Field(
+        "wait",
+        description="While a former run is open: `wait` for its end, `allow` both at once, or `skip` the due time.",
     )
     catch_up: Literal["latest", "skip"] = Field(
         "latest", description="After a downtime, run the `latest` missed due time, or `skip` all."

@@ -61,7 +61,7 @@ class ScheduleFilters(Filters):
 SCHEDULES = Listing(
     *("schedules", ScheduleRow, "schedule_list", READ),
     filters=ScheduleFilters,
-    order=("name",),
+    order=("name", "id"),
     where="t.flow <> ALL(%(hidden)s)",
 )
 SLOTS = Listing("slots", SlotRow, "schedule_slots", READ, order=("-due_at",), within=("schedule_id",))
@@ -173,7 +173,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
 async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Delete a schedule. Its runs and slots stay, its name is free again; an open run finishes."""
     flow, _ = await _of_caller(act, schedule_id)
-    await delete_planned(act.connection, plans_of(flow), act.tenant, schedule_id)
+    await delete_planned(act.connection, plans_of(flow), act.tenant, schedule_id, flow=flow)
     return {"id": schedule_id, "deleted": True}
 
 
@@ -271,8 +271,8 @@ async def _of_caller(act: Act, schedule_id: int) -> tuple[Flow, Row]:
 
 
 async def _switch(act: Act, schedule_id: int, *, enabled: bool) -> Row:
-    await _of_caller(act, schedule_id)
-    await enable_schedule(act.connection, act.tenant, schedule_id, enabled=enabled)
+    flow, _ = await _of_caller(act, schedule_id)
+    await enable_schedule(act.connection, act.tenant, schedule_id, enabled=enabled, flow=flow)
     return await _in_full(act, schedule_id)
 
 

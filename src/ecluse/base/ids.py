@@ -41,6 +41,20 @@ def uuid7(milliseconds: int) -> uuid.UUID:
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (lot >> 62 & 0xFFF) << 64 | 0b10 << 62 | lot & (1 << 62) - 1)
 
 
+def cuid(milliseconds: int) -> str:
+    """Return a random id in the form of a cuid, which sorts by time: the letter c and 24 digits in base 36, of which
+    the first eight are the instant, since the epoch."""
+    return "c" + _base36(milliseconds, 8) + _base36(int.from_bytes(os.urandom(11)), 16)
+
+
+def _base36(number: int, digits: int) -> str:
+    text = ""
+    for _ in range(digits):
+        number, digit = divmod(number, 36)
+        text = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + text
+    return text
+
+
 def replica_id() -> str:
     """Return an id unique per process start: a restarted process must never be taken for its predecessor."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -70,6 +70,19 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
     return masked(value if isinstance(value, str) else str(value))
 
 
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return a JSON value with its secrets hidden, and otherwise unchanged; `name` is the field that holds it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {inner: without_secrets(what, inner) for inner, what in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(one) for one in value]
+    return masked(value) if isinstance(value, str) else value
+
+
 def _is_secret(name: str, value: Any) -> bool:
     # A number under a plural name is a count, not a secret.
     return bool(SECRET_NAME.search(name) or (SECRET_NAMES.search(name) and not isinstance(value, int | float)))

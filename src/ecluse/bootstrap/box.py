@@ -210,7 +210,8 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError for one that cannot
     be loaded, or a name that occurs twice."""
     transcription = _transcription(settings)
-    box = [transcription, _audit(settings), _automation(settings, transcription), _pricing(settings), _notifications()]
+    automation, pricing = _automation(settings, transcription), _pricing(settings)
+    box = [transcription, _audit(settings), automation, pricing, _jobs(), _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
     known = Counter([flow.name for flow in box] + [flow.name for _, flow in others])
     if twice := sorted(name for name, count in known.items() if count > 1):
@@ -243,6 +244,12 @@ def _load(name: str) -> Package:
     if not isinstance(found, Package):
         raise SetUpError(f"{name!r} is not a Flow or a Package but a {type(found).__name__}.")
     return found
+
+
+def _jobs() -> Flow:
+    from ecluse.flows.jobs.flow import FLOW
+
+    return FLOW
 
 
 def _notifications() -> Flow:

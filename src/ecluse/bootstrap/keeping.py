@@ -24,6 +24,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
     from ecluse.flows.audits import store as audits
     from ecluse.flows.automation import schedules
     from ecluse.flows.fiches import cache as fiches
+    from ecluse.flows.jobs import schedules as jobs
     from ecluse.flows.pricing import runs as rule_runs
     from ecluse.flows.transcriptions import start, store
 
@@ -34,6 +35,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "LOGS": LOGS,
         "ATTEMPTS": ATTEMPTS,
         "SLOTS": SLOTS,
+        "JOBS": jobs.KEPT_JOBS,
         "WORKFLOWS": WORKFLOWS,
         "PAID_RESULTS": store.KEPT,
         "SPEND": SPEND,
@@ -45,7 +47,7 @@ def retention_rules(settings: Settings, flows: Sequence[Flow]) -> list[Rule]:
         "RULE_RUNS": rule_runs.KEPT,
         "FICHES": fiches.KEPT,
     }
-    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, start.KEPT, schedules.KEPT)]
+    rules = [Rule(one, FIXED) for one in (idempotency.KEPT, start.KEPT, schedules.KEPT, jobs.KEPT)]
     for name, kind in kinds.items():
         days = getattr(settings, knob := f"ECLUSE_KEEP_{name}_DAYS")
         rules.append(Rule(kind, timedelta(days=days) if days else None, knob))

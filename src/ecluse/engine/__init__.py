@@ -20,6 +20,7 @@ from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.budget import Charge
 from ecluse.engine.model.context import EmitLive, EphemeralEvent, WorkContext
+from ecluse.engine.model.fires import DueInstant, FiredAs, NotFired, Unfired
 from ecluse.engine.model.flow import FinishedItem, Flow, ItemEnd, Lane, NewItem, Run, Save, Saved, Stage, Work
 from ecluse.engine.model.item import Done, Ignored, Item, Postponed, Result
 from ecluse.engine.model.retry import Backoff, RetryPolicy, backoff

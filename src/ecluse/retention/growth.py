@@ -38,6 +38,7 @@ GROUPS = (
     Group("events", "ECLUSE_KEEP_EVENTS_DAYS", ("events_outbox",), "occurred_at"),
     Group("logs", "ECLUSE_KEEP_LOGS_DAYS", ("workflow_logs",), "created_at"),
     Group("paid results", "ECLUSE_KEEP_PAID_RESULTS_DAYS", ("speech_results",), "created_at"),
+    Group("jobs", "ECLUSE_KEEP_JOBS_DAYS", ("jobs", "job_runs", "job_logs"), "created_at"),
     Group("leases", "ECLUSE_KEEP_LEASES_DAYS", ("leases",), "acquired_at"),
     Group(
         "workflows",

@@ -83,14 +83,14 @@ ATTEMPTS = Aged(
     "t.at",
     also="NOT EXISTS (SELECT 1 FROM runs r WHERE r.id = t.run_id AND r.ended_at IS NULL)",
 )
-# A slot that was fired is deleted with its run.
+# A slot with a run is deleted with it.
 SLOTS = Aged(
     "slots",
     "schedule_slots",
     "t.decided_at",
     order="decided_at",
     type="timestamptz",
-    where="t.state IN ('skipped', 'missed')",
+    where="t.run_id IS NULL AND t.state <> 'waiting'",
 )
 # Whole months are deleted, with the totals that began in them: every total that is kept has all its calls.
 SPEND = Aged(

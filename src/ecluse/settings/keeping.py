@@ -34,7 +34,11 @@ class KeepKnobs(BaseSettings):
     )
     ECLUSE_KEEP_SLOTS_DAYS: Days = _days(
         90,
-        "Days for which skipped and missed slots are kept; a fired slot is deleted with its run.",
+        "Days for which slots without a run are kept: skipped, missed and failed ones, and those of jobs; a slot with "
+        "a run is deleted with it.",
+    )
+    ECLUSE_KEEP_JOBS_DAYS: Days = _days(
+        90, "Days for which a job of a schedule is kept after its end, with its attempts and their logs."
     )
     ECLUSE_KEEP_WORKFLOWS_DAYS: Days = _days(
         7, "Days for which the workflow rows of an ended run (schema `dbos`) are kept.", zero="as long as the run"

@@ -32,7 +32,8 @@ SCHEDULE = """
 SELECT created_at AS at, format('schedule %%s (%%s) created: %%s', id, flow, coalesce(cron, 'manual')) AS line
 FROM schedules WHERE id = %(schedule_id)s
 UNION ALL
-SELECT s.decided_at, format('%%s: %%s%%s', s.due_at, s.state, coalesce(' as run ' || s.run_id, ' (' || s.reason || ')'))
+SELECT s.decided_at, format('%%s: %%s%%s', s.due_at, s.state, coalesce(' as run ' || s.run_id, ' as ' || s.reference,
+    ' (' || s.reason || ')'))
 FROM schedule_slots s WHERE s.schedule_id = %(schedule_id)s
 UNION ALL
 SELECT created_at, format('run %%s: %%s', id, event_key) FROM runs WHERE schedule_id = %(schedule_id)s

@@ -39,7 +39,7 @@ CHORES = flow(stage(), "chores", story=None)
         ({"name": "x" * 201}, "1 to 200 characters"),
         ({"name": "a\x00"}, "1 to 200 characters"),
         ({"tenant_id": "a/b"}, "a tenant is"),
-        ({"overlap": "never"}, "wait or allow"),
+        ({"overlap": "never"}, "wait, allow or skip"),
         ({"catch_up": "all"}, "latest or skip"),
         ({"cron": None, "timezone": "Nowhere"}, "no time zone"),
     ],

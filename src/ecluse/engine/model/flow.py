@@ -17,6 +17,7 @@ from ecluse.base.trace import Tracer
 from ecluse.db.connect import Connection
 from ecluse.engine.model.breaker import Breaker
 from ecluse.engine.model.context import EphemeralEvent, WorkContext
+from ecluse.engine.model.fires import Fire, OnUnfired
 from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
@@ -221,6 +222,11 @@ class Flow:
     longest: timedelta | None = None  # time limit of a run; by default the `max_wait` of all its stages, plus GRACE
     # Event key of the runs that a schedule starts, so that firing an instant twice gives one run. `due` is in ms.
     slot_key: str = "schedule:{schedule}:{due}"
+    # For a flow whose schedules start no runs: makes the records of due instants, many schedules at once. If it raises,
+    # the schedules are fired again in halves, and an instant that fails alone is used up, with the error as its reason.
+    fire: Fire | None = None
+    on_unfired: OnUnfired | None = None  # called with the latest due instants that were decided and not fired
+    unique_names: bool = True  # of its schedules, per tenant
     not_by_hand: str = ""  # if its runs cannot be started one by one by API or command line: what to use instead
     about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # extra fields of a run's first log line
     # For a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
@@ -233,6 +239,11 @@ class Flow:
     plan: type[BaseModel] | None = None  # what its schedules say beyond when they are due; by default `input`
     plans: Plans | None = None  # where these plans are kept, if not in the input of the runs
     redrive: Redrive | None = None  # how failed targets of a run are repeated; None: they cannot be
+
+    @property
+    def schedulable(self) -> bool:
+        """Whether the flow may have schedules: it has a story, or fires due instants itself."""
+        return self.story is not None or self.fire is not None
 
     @property
     def stale_after(self) -> timedelta:

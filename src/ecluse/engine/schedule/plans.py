@@ -135,8 +135,10 @@ async def change_planned(
         return await plans.save(connection, schedule_id, new, plan, known)
 
 
-async def delete_planned(connection: Connection, plans: Plans, tenant_id: str, schedule_id: int) -> None:
+async def delete_planned(
+    connection: Connection, plans: Plans, tenant_id: str, schedule_id: int, *, flow: Flow | None = None
+) -> None:
     """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
     async with connection.transaction():
-        await delete_schedule(connection, tenant_id, schedule_id)
+        await delete_schedule(connection, tenant_id, schedule_id, flow=flow)
         await plans.forget(connection, schedule_id)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -20,6 +20,7 @@ from ecluse.base.timetable import Timetable, timetable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_now, fetch_one, fetch_value
 from ecluse.engine.effects.budgets import require_budget
+from ecluse.engine.model.fires import Overlap, Unfired
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, valid_input
 from ecluse.engine.schedule.slot_decisions import MOST_SLOTS
@@ -38,7 +39,7 @@ class NewSchedule:
     window_start: str | None = None
     window_end: str | None = None
     input: dict[str, Any] = field(default_factory=dict)
-    overlap: Literal["wait", "allow"] = "wait"
+    overlap: Overlap = "wait"
     catch_up: Literal["latest", "skip"] = "latest"
     enabled: bool = True
     tenant_id: str = "default"
@@ -49,15 +50,18 @@ class NewSchedule:
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
         check_tenant_name(self.tenant_id)
-        if self.overlap not in ("wait", "allow") or self.catch_up not in ("latest", "skip"):
-            raise InvalidInput("overlap is wait or allow, catch_up is latest or skip")
+        if self.overlap not in get_args(Overlap) or self.catch_up not in ("latest", "skip"):
+            raise InvalidInput("overlap is wait, allow or skip, catch_up is latest or skip")
+        if self.flow.fire is not None and self.overlap == "wait":
+            raise InvalidInput(f"overlap of a schedule of flow {self.flow.name} is allow or skip")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
-        given = {**vars(self), "flow": self.flow.name, "name": self.name.strip()}
+        own = {"flow": self.flow.name, "name": self.name.strip(), "unique_name": self.flow.unique_names}
+        given = {**vars(self), **own}
         return given | {"input": Jsonb(valid_input(self.flow, self.input))}
 
 
 def check_schedulable(flow: Flow) -> None:
-    if flow.story is None:
+    if not flow.schedulable:
         raise InvalidInput(f"runs of flow {flow.name} are only items: they cannot be scheduled")
 
 
@@ -68,10 +72,10 @@ LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at 
 LIST = """
 SELECT id, tenant_id, flow, name, cron, timezone, window_start, window_end, overlap, catch_up, enabled, next_due_at,
        failures, error, holding_run_id, last_run_id, last_fired_at, created_at, updated_at
-FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name LIMIT %s OFFSET %s
+FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name, id LIMIT %s OFFSET %s
 """
 SLOTS = """
-SELECT due_at, state, reason, run_id, decided_at FROM schedule_slots WHERE schedule_id = %s
+SELECT due_at, state, reason, run_id, reference, decided_at FROM schedule_slots WHERE schedule_id = %s
 ORDER BY due_at DESC LIMIT 20
 """
 # A redrive belongs to the run that it repeats: it does not become the schedule's last run.
@@ -108,19 +112,24 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
     """Replace all columns of a schedule that people set, except its tenant. Raise InvalidInput, Conflict or
     NotFound."""
-    await _change(connection, tenant_id, schedule_id, new.columns(), "the schedule was changed before it was fired")
+    why = "the schedule was changed before it was fired"
+    await _change(connection, tenant_id, schedule_id, new.columns(), why, new.flow)
 
 
-async def enable_schedule(connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool = True) -> None:
-    """Enable a schedule, or disable it (`enabled` False)."""
+async def enable_schedule(
+    connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool = True, flow: Flow | None = None
+) -> None:
+    """Enable a schedule, or disable it (`enabled` False). `flow`: its flow, whose `on_unfired` is called."""
     why = "the schedule was switched off before it was fired"
-    await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why)
+    await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why, flow)
 
 
-async def delete_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> None:
-    """Delete a schedule. Its runs and slots stay, its name is free again."""
+async def delete_schedule(
+    connection: Connection, tenant_id: str, schedule_id: int, *, flow: Flow | None = None
+) -> None:
+    """Delete a schedule. Its runs and slots stay, its name is free again. `flow`: as in `enable_schedule`."""
     gone = {"enabled": False, "deleted_at": await fetch_now(connection)}
-    await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired")
+    await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired", flow)
 
 
 async def load_schedule(
@@ -174,7 +183,14 @@ async def fire_by_hand(
     return started
 
 
-async def _change(connection: Connection, tenant_id: str, schedule_id: int, columns: dict[str, Any], why: str) -> None:
+async def _change(
+    connection: Connection,
+    tenant_id: str,
+    schedule_id: int,
+    columns: dict[str, Any],
+    why: str,
+    flow: Flow | None,
+) -> None:
     """Set these columns of a schedule. If one of them decides when it is due, the instants until now that were not
     fired are skipped, with the reason `why`, and the next due instant is computed again."""
     async with connection.transaction():
@@ -182,7 +198,7 @@ async def _change(connection: Connection, tenant_id: str, schedule_id: int, colu
         now = await fetch_now(connection)
         columns = {**columns, "tenant_id": tenant_id, "updated_at": now}
         if any(name in columns and columns[name] != row[name] for name in TIMING):
-            await _drop(connection, row, now, why)
+            await _drop(connection, row, now, why, flow)
             since = max(now, row["handled_until"])  # if the clock was set back, no instant is decided again
             columns |= {"handled_until": since, "next_due_at": _next({**row, **columns}, since)}
             columns |= {"failures": 0, "error": None, "zone_rules": ZONE_RULES}
@@ -200,12 +216,14 @@ def _name_taken(name: str) -> Conflict:
     return Conflict(f"There is a schedule {name!r} already: choose another name.", code="NAME_TAKEN")
 
 
-async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str) -> None:
+async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str, flow: Flow | None) -> None:
     await connection.execute(DROP_WAITING, (why, now, row["id"]))
     if row["next_due_at"] is not None:
         with suppress(InvalidInput):  # a timetable that is no longer valid may still be replaced
             due, _ = _timetable(row).latest(row["handled_until"], now, MOST_SLOTS)
             await connection.execute(DROP_DUE, (row["id"], row["tenant_id"], why, now, due))
+            if due and flow is not None and flow.on_unfired is not None:
+                await flow.on_unfired(connection, [Unfired(row["id"], row["tenant_id"], due[-1], "skipped", why)])
 
 
 def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from ecluse.base.timetable import Timetable, timetable
+from ecluse.engine.model.fires import Overlap
 
 # Rows per decision; earlier instants are only counted.
 MOST_SLOTS = 100
@@ -21,7 +22,7 @@ OUTSIDE = "outside the execution window"
 DISABLED_TENANT = "the tenant is disabled"
 NOT_RUNNING = "no scheduler was running in time"
 
-SlotState = Literal["fired", "waiting", "skipped", "missed"]
+SlotState = Literal["fired", "waiting", "skipped", "missed", "failed"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Schedule:
     window_start: str | None
     window_end: str | None
     input: Mapping[str, Any]
-    overlap: Literal["wait", "allow"]
+    overlap: Overlap
     catch_up: Literal["latest", "skip"]
     handled_until: datetime
     failures: int
@@ -61,11 +62,13 @@ class Schedule:
 
 
 class Slot(NamedTuple):
-    """The decision on one due instant: its state, and the reason where one is needed."""
+    """The decision on one due instant: its state, and the reason where one is needed. `reference`: what a flow made for
+    it instead of a run."""
 
     due_at: datetime
     state: SlotState
     reason: str | None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,18 @@ class Decision:
 
     @property
     def fires(self) -> datetime | None:
-        """The instant for which a run is started; None if none is."""
+        """The instant that is fired; None if none is."""
         return self.slots[-1].due_at if self.slots and self.slots[-1].state == "fired" else None
+
+    def with_latest(self, **changed: Any) -> Decision:
+        """Return the decision with fields of its latest slot replaced."""
+        *earlier, latest = self.slots
+        return replace(self, slots=(*earlier, latest._replace(**changed)))
 
 
 def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
     """Return the event key of the run that is started for this instant; `pattern` is the `slot_key` of its flow."""
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
-
-
-def not_fired(decision: Decision, why: str) -> Decision:
-    """Return the decision with its latest instant skipped instead of fired."""
-    *earlier, latest = decision.slots
-    return replace(decision, slots=(*earlier, latest._replace(state="skipped", reason=why)))
 
 
 def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
@@ -127,7 +129,7 @@ def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: Fir
 def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
     """Decide on the latest due instant, which may fire."""
     late = now - due_at > rules.look_back
-    held = schedule.held and schedule.overlap == "wait"
+    held = schedule.held and schedule.overlap != "allow"
     if schedule.tenant_disabled:
         return Slot(due_at, "skipped", DISABLED_TENANT)
     if late and (held or due_at == schedule.waiting):
@@ -139,5 +141,5 @@ def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: dateti
     if table.window is not None and not table.window.contains(now, table.zone):
         return Slot(due_at, "skipped", OUTSIDE)
     if held:
-        return Slot(due_at, "waiting", OVERLAP)
+        return Slot(due_at, "waiting" if schedule.overlap == "wait" else "skipped", OVERLAP)
     return Slot(due_at, "fired", "caught up" if late else None)

@@ -1,0 +1,168 @@
+"""Fires of job schedules: a due instant, or a request by hand, becomes a Job and its first JobRun. Both, the schedule's
+telemetry and the event are one transaction, that of the tick or of the request, and the agents of the host are
+notified at its commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from ecluse.base.errors import Conflict
+from ecluse.base.ids import cuid
+from ecluse.db.connect import Connection
+from ecluse.db.query import as_json, fetch_all, fetch_now
+from ecluse.engine import DueInstant, Event, FiredAs, NotFired, Unfired, write_events
+
+CHANNEL = "ecluse_jobs"  # the payload is the id of the host for which a job waits
+STILL_ACTIVE = "overlap: a job of the schedule was still active"
+
+# Without the payload, which MAKE copies in the database.
+KNOWN = """
+SELECT j.schedule_id, j.id, j.tenant_id, j.server_instance_id, v.name AS server,
+       (v.deleted_at IS NOT NULL OR h.deleted_at IS NOT NULL) AS gone,
+       EXISTS (SELECT 1 FROM jobs o WHERE o.job_schedule_id = j.id AND o.ended_at IS NULL) AS active
+FROM job_schedules j JOIN job_servers v ON v.id = j.server_instance_id JOIN job_hosts h ON h.id = v.host_id
+WHERE j.schedule_id = ANY(%s)
+"""
+# A key that is taken names the job that was made before: nothing is made or counted again.
+MAKE = f"""
+WITH n AS (
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
+        AS n(schedule_id bigint, job_id text, run_id text, key text, due_at timestamptz)),
+made AS (
+    INSERT INTO jobs (id, tenant_id, key, job_schedule_id, server_instance_id, host_id, type, payload, payload_secret,
+        timeout_seconds, max_attempts, backoff_ms, backoff_type, due_at, created_by, created_at)
+    SELECT n.job_id, j.tenant_id, n.key, j.id, v.id, v.host_id, j.job_type, j.payload, j.payload_secret,
+        j.timeout_seconds, j.max_retries + 1, j.backoff_ms, j.backoff_type, n.due_at, %(by)s, %(now)s
+    FROM n JOIN job_schedules j ON j.schedule_id = n.schedule_id JOIN job_servers v ON v.id = j.server_instance_id
+    ON CONFLICT (tenant_id, key) DO NOTHING RETURNING id, tenant_id, key, job_schedule_id, host_id, type),
+first AS (
+    INSERT INTO job_runs (id, tenant_id, job_id, host_id, attempt, due_at)
+    SELECT n.run_id, m.tenant_id, m.id, m.host_id, 1, %(now)s FROM made m JOIN n ON n.job_id = m.id),
+counted AS (
+    UPDATE job_schedules j SET last_run_at = %(now)s, last_run_status = 'success', last_run_job_id = m.id,
+        run_count = j.run_count + 1
+    FROM made m WHERE j.id = m.job_schedule_id),
+called AS (
+    SELECT count(pg_notify('{CHANNEL}', host_id)) AS hosts FROM (SELECT DISTINCT host_id FROM made) AS h)
+SELECT n.schedule_id, coalesce(m.id, b.id) AS job_id, n.run_id, m.id IS NOT NULL AS made, n.key, m.host_id, m.type
+FROM called, n JOIN job_schedules j ON j.schedule_id = n.schedule_id LEFT JOIN made m ON m.id = n.job_id
+LEFT JOIN jobs b ON b.tenant_id = j.tenant_id AND b.key = n.key
+"""  # noqa: S608 - the name of our channel
+UNFIRED = """
+UPDATE job_schedules j SET last_run_status = CASE n.state WHEN 'failed' THEN 'scheduler_failed' ELSE 'skipped' END,
+    failure_count = j.failure_count + CASE n.state WHEN 'failed' THEN 1 ELSE 0 END
+FROM jsonb_to_recordset(%s::jsonb) AS n(schedule_id bigint, state text) WHERE j.schedule_id = n.schedule_id
+"""
+
+
+class Known(NamedTuple):
+    """What a fire is decided by. `gone`: the server instance or its host was deleted."""
+
+    schedule_id: int
+    id: str
+    tenant_id: str
+    server_instance_id: str
+    server: str
+    gone: bool
+    active: bool
+
+
+class Made(NamedTuple):
+    schedule_id: int
+    job_id: str
+    run_id: str
+    made: bool
+    key: str
+    host_id: str
+    type: str
+
+
+class Wanted(NamedTuple):
+    """A job to be made: its schedule, its key, and the due instant; None: asked for by hand."""
+
+    known: Known
+    key: str
+    due_at: datetime | None
+
+
+def refusal(known: Known | None, *, skip_active: bool) -> NotFired | None:
+    """Return why no job can be made of a schedule; None: one can."""
+    if known is None:
+        return NotFired("failed", "the job schedule has no settings")
+    if known.gone:
+        return NotFired("failed", f"server instance {known.server_instance_id} ({known.server}) was deleted")
+    if known.active and skip_active:
+        return NotFired("skipped", STILL_ACTIVE)
+    return None
+
+
+async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int, FiredAs | NotFired]:
+    """Make the jobs of due instants (`Flow.fire`)."""
+    found = await fetch_all(connection, Known, KNOWN, ([one.schedule_id for one in due],))
+    known = {one.schedule_id: one for one in found}
+    results: dict[int, FiredAs | NotFired] = {}
+    wanted: list[Wanted] = []
+    for one in due:
+        schedule = known.get(one.schedule_id)
+        why = refusal(schedule, skip_active=one.overlap == "skip")
+        if why is not None:
+            results[one.schedule_id] = why
+        elif schedule is not None:
+            milliseconds = int(one.due_at.timestamp() * 1000)
+            wanted.append(Wanted(schedule, f"schedule:{schedule.id}:{milliseconds}", one.due_at))
+    for made in await _make(connection, wanted, "scheduler"):
+        results[made.schedule_id] = FiredAs(made.job_id)
+    return results
+
+
+async def on_unfired(connection: Connection, instants: Sequence[Unfired]) -> None:
+    """Store that the latest due instants were not fired (`Flow.on_unfired`). `lastRunAt` stays."""
+    rows = [{"schedule_id": one.schedule_id, "state": one.state} for one in instants]
+    await connection.execute(UNFIRED, (as_json(rows),))
+
+
+async def run_now(connection: Connection, schedule_id: int, by: str) -> Made:
+    """Make a job of the schedule now, whether or not others of it are active; no due instant is used up. Raise Conflict
+    if its server was deleted."""
+    known = (await fetch_all(connection, Known, KNOWN, ([schedule_id],)))[0]
+    if (why := refusal(known, skip_active=False)) is not None:
+        raise Conflict(f"No job was made: {why.reason}. Give the schedule another server.", code="SERVER_GONE")
+    (made,) = await _make(connection, [Wanted(known, f"schedule:{known.id}:manual-{uuid.uuid4()}", None)], by)
+    return made
+
+
+async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> list[Made]:
+    if not wanted:
+        return []
+    now = await fetch_now(connection)
+    milliseconds = int(now.timestamp() * 1000)
+    rows = [
+        {
+            "schedule_id": one.known.schedule_id,
+            "job_id": cuid(milliseconds),
+            "run_id": cuid(milliseconds),
+            "key": one.key,
+            "due_at": one.due_at,
+        }
+        for one in wanted
+    ]
+    results = await fetch_all(connection, Made, MAKE, {"rows": as_json(rows), "by": by, "now": now})
+    known = {one.known.schedule_id: one.known for one in wanted}
+    await write_events(connection, [_created(known[one.schedule_id], one) for one in results if one.made])
+    return results
+
+
+def _created(known: Known, made: Made) -> Event:
+    payload = {
+        "jobId": made.job_id,
+        "jobRunId": made.run_id,
+        "scheduleId": known.id,
+        "serverInstanceId": known.server_instance_id,
+        "hostId": made.host_id,
+        "type": made.type,
+        "queue": f"jobs:{known.tenant_id}",
+    }
+    return Event(known.tenant_id, f"{made.key}:created", "job.created", f"job:{made.job_id}", payload, made.key)
