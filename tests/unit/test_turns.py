@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
+import pytest
+
+from ecluse.access.edge import Edge, EdgeLimits
 from ecluse.access.turns import AT_ONCE, Turns
 
 
@@ -37,3 +41,17 @@ async def test_a_client_with_one_request_does_not_wait_for_a_thousand_of_another
     assert max(map(len, others)) <= AT_ONCE
     turns.put("many", lambda: begun.append("late"))  # nothing waits any more
     assert begun[-1] == "late"
+
+
+@pytest.mark.parametrize(
+    ("address", "forwarded", "client"),
+    [
+        ("192.0.2.1", b"198.51.100.7", "192.0.2.1"),  # no proxy: what it names is not believed
+        ("127.0.0.1", b"203.0.113.9, 198.51.100.7", "198.51.100.7"),
+        ("127.0.0.1", None, "127.0.0.1"),
+    ],
+)
+def test_behind_a_proxy_the_clients_that_it_names_take_turns(address, forwarded, client):
+    headers = [] if forwarded is None else [(b"x-forwarded-for", forwarded)]
+    edge = Edge(EdgeLimits(connections=10, per_address=5, seconds=1, proxies="127.0.0.1"))
+    assert edge.client_of(SimpleNamespace(client=(address, 1), headers=headers)) == client
