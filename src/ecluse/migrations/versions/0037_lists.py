@@ -1,4 +1,5 @@
-"""The budget of a deleted schedule is listed only while it limits a run: until the last run of the schedule ends."""
+"""The budget of a deleted schedule is listed only while it limits a run: until the last run of the schedule ends. And a
+list of schedules does not plan a query for each of them."""
 
 from __future__ import annotations
 
@@ -29,6 +30,24 @@ WHERE b.scope <> 'schedule' OR EXISTS (
         SELECT 1 FROM runs r WHERE r.id IN (s.holding_run_id, s.last_run_id) AND r.ended_at IS NULL)));
 """
 
+# As in 0018, but in PL/pgSQL, which keeps the plan: in SQL it was planned again for each row, 2.5 ms each.
+CLOCK_STOOD = """
+CREATE OR REPLACE FUNCTION clock_stood(run bigint) RETURNS interval LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF run IS NULL THEN
+        RETURN '0';
+    END IF;
+    RETURN (SELECT coalesce(sum(s.clock_stopped + coalesce((
+            SELECT max(public.ecluse_now() - greatest(l.clock_stopped_at, s.started_at, s.clock_moved_at))
+            FROM public.lanes l WHERE l.clock_stopped_at IS NOT NULL AND s.ended_at IS NULL AND EXISTS (
+                SELECT 1 FROM public.stage_lanes n
+                WHERE n.lane_id = l.id AND n.run_id = s.run_id AND n.stage = s.stage)), '0')), '0')
+        FROM public.stages s WHERE s.run_id = run);
+END $$;
+"""
+
 
 def upgrade() -> None:
-    op.get_bind().connection.driver_connection.execute(LISTED)  # type: ignore[union-attr]
+    connection = op.get_bind().connection.driver_connection
+    for part in (LISTED, CLOCK_STOOD):
+        connection.execute(part)  # type: ignore[union-attr]
