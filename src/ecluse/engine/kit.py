@@ -100,7 +100,7 @@ class Kit:
     async def start(self) -> None:
         """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need."""
         # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
-        # But what it traverses at once holds the loop, about 1 ms per 10,000 objects.
+        # But what it traverses at once holds the loop, the longer the more there are.
         gc.freeze()
         gc.set_threshold(10_000, 10, 50)
         # How long the loop waits for the interpreter, each time it has waited for a socket, while a thread computes.
