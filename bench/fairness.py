@@ -1,21 +1,29 @@
 """What one tenant at its worst costs another: `python -m bench.fairness` or `make bench-fairness`.
 
-One server with all roles. For `--seconds`, the tenant `mallory` sends what ATTACKS lists, from a process of its own:
-its keys are good, its requests are allowed by their roles. Meanwhile `alice` asks for `/api/me` twenty times a second,
-timed from the instant at which a request was due, starts a run a second, and has 20 schedules due every minute. Goals
-on two cores: `/api/me` p99 at most 250 ms, runs start within 1 s, schedules fire within 2 s, no answer of 503.
+One server with all roles and at most 1,024 open files. For `--seconds`, the tenant `mallory` sends what ATTACKS lists,
+from a process of its own: its keys are good, its requests are allowed by their roles. Meanwhile `alice`, from another
+address, asks for `/api/me` twenty times a second, timed from the instant at which a request was due, starts a run a
+second, and has 20 schedules due every minute. Goals on two cores: `/api/me` p99 at most 250 ms, runs start within 1 s,
+schedules fire within 2 s, no answer of 503.
+
+An attacker has machines of its own: here it has what the server, the database and the victim leave of the cores
+(`nice`). `cores` says how much each of them used.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
+import os
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -35,8 +43,19 @@ ME_PER_SECOND, RUNS_PER_SECOND = 20, 1
 KEYS = 10  # of the attacker
 SCHEDULES, IDS = 200, 50_000  # of the attacker: its longest list
 BATCH = 10_000
+SILENT = 1_100  # connections; the server may open FILES
+FILES = 1_024
+# Each address has a share of the connections; 127.0.0.1 is that of a proxy, which has no limit.
+VICTIMS_ADDRESS, ATTACKERS_ADDRESS = ("127.0.0.2", 0), ("127.0.0.3", 0)
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PLAN = {"name": "many", "fiche_selection": {"mode": "manual", "fiche_ids": [f"{n:06d}" for n in range(IDS)]}}
 
+# To vendors that it never reaches: its runs fail, each with all its rows.
+CONNECT = """
+INSERT INTO connections (tenant_id, kind, base_url, created_by, created_at, updated_by, updated_at)
+SELECT 'mallory', kind, 'https://vendor.invalid', 'bench', now(), 'bench', now()
+FROM unnest('{crm,speech,llm}'::text[]) AS k(kind)
+"""
 COPY_SCHEDULES = """
 WITH made AS (
     INSERT INTO schedules (tenant_id, flow, name, timezone, input, enabled, zone_rules, handled_until, created_at,
@@ -75,6 +94,7 @@ class Attacker:
 
     sessions: list[aiohttp.ClientSession]
     cookies: list[dict[str, str]]
+    port: int
     until: float
     answers: Counter[str] = field(default_factory=Counter)
 
@@ -141,6 +161,20 @@ async def page_streams(attacker: Attacker, n: int) -> None:
     await asyncio.sleep(1)
 
 
+async def silent_connections(attacker: Attacker, _: int) -> None:
+    """Open a connection and send nothing until the server closes it."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port, local_addr=ATTACKERS_ADDRESS)
+    except OSError as error:
+        attacker.answers[f"silent connections {type(error).__name__}"] += 1
+    else:
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        attacker.answers["silent connections closed"] += 1
+    await asyncio.sleep(1)
+
+
 JSON = {"Content-Type": "application/json"}
 LARGE_BODY = json.dumps({"flow": "bench", "input": {"more": [{"a": n} for n in range(68_000)]}}).encode()
 # Each attack and how many clients repeat it; `page_streams` is repeated by --streams.
@@ -150,18 +184,19 @@ ATTACKS: dict[Attack, int] = {
     large_bodies: 4,
     repeated_keys: 24,
     small_reads: 16,
+    silent_connections: SILENT,
     page_streams: 0,
 }
 
 
 async def attack(url: str, given: list[str], seconds: float, chosen: dict[str, int]) -> Counter[str]:
-    timeout, connector = aiohttp.ClientTimeout(None), aiohttp.TCPConnector(limit=0)
+    timeout, connector = aiohttp.ClientTimeout(None), aiohttp.TCPConnector(limit=0, local_addr=ATTACKERS_ADDRESS)
     sessions = [
         aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}, connector=connector, timeout=timeout)
         for key in given
     ]
     cookies = [{"Cookie": f"ecluse_key={key}"} for key in given]
-    attacker = Attacker(sessions, cookies, time.monotonic() + seconds)
+    attacker = Attacker(sessions, cookies, int(url.rpartition(":")[2]), time.monotonic() + seconds)
 
     async def repeat(one: Attack, n: int) -> None:
         while not attacker.over:
@@ -178,7 +213,8 @@ async def attack(url: str, given: list[str], seconds: float, chosen: dict[str, i
 
 
 def attack_from_here(told: Any, *arguments: Any) -> None:
-    told.put(uvloop.run(attack(*arguments)))
+    os.nice(19)
+    told.put((uvloop.run(attack(*arguments)), time.process_time()))
 
 
 class Victim:
@@ -206,22 +242,47 @@ async def new_keys(dsn: str) -> tuple[str, list[str]]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         for tenant in ("alice", "mallory"):
             await tenants.create(connection, tenant)
+        await connection.execute(CONNECT)
         _, good = await keys.create(connection, "alice", "operator", "bench")
         bad = [(await keys.create(connection, "mallory", "operator", f"bench {n}"))[1] for n in range(KEYS)]
     return good, bad
 
 
 async def prepare(dsn: str, url: str, key: str) -> None:
-    """Give the attacker its schedules, all but one copied in the database."""
-    async with (
-        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as session,
-        session.post("/api/automation/schedules", json=PLAN) as answer,
-    ):
-        schedule = (await answer.json())["id"]
+    """Give the attacker its lanes and its schedules, all but one copied in the database."""
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as session:
+        async with session.post("/api/transcriptions/batch", json={"fiche_ids": ["first"]}) as answer:
+            assert answer.status == 200, await answer.text()
+        async with session.post("/api/automation/schedules", json=PLAN) as answer:
+            schedule = (await answer.json())["id"]
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         ((copied, columns),) = await (await connection.execute(COLUMNS)).fetchall()
         statement = COPY_SCHEDULES.format(copied=copied, columns=columns)
         await connection.execute(statement, (SCHEDULES, schedule, schedule))
+
+
+def busy_seconds() -> float:
+    """Return how long the cores of this machine have been busy."""
+    user, nice, system = (int(one) for one in Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / CLOCK_TICKS
+
+
+async def used(session: aiohttp.ClientSession) -> Counter[str]:
+    """Return the seconds of a core that were used so far: by the server, by this process, by all."""
+    async with session.get("/metrics") as answer:
+        found = re.search(r"^process_cpu_seconds_total (\S+)$", await answer.text(), re.MULTILINE)
+    assert found is not None
+    now = {"server": float(found[1]), "victim": time.process_time(), "all": busy_seconds(), "": time.monotonic()}
+    return Counter(now)
+
+
+def per_second(before: Counter[str], after: Counter[str], attacker: float) -> dict[str, float]:
+    """Return how many cores were used by whom."""
+    spent = {name: after[name] - before[name] for name in before}
+    seconds = spent.pop("")
+    cores = {name: value / seconds for name, value in spent.items()} | {"attacker": attacker / seconds}
+    cores["database and others"] = 2 * cores["all"] - sum(cores.values())
+    return {name: round(value, 2) for name, value in cores.items()}
 
 
 async def figures(dsn: str, statement: str) -> list[float]:
@@ -231,11 +292,14 @@ async def figures(dsn: str, statement: str) -> list[float]:
 
 async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str, Any]:
     good, bad = await new_keys(dsn)
-    with process(dsn, "api", "scheduler", "worker", unlimited=False) as port:
+    with process(dsn, "api", "scheduler", "worker", unlimited=False, files=FILES) as port:
         url = f"http://127.0.0.1:{port}"
-        async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {good}"}) as session:
+        connector = aiohttp.TCPConnector(limit=0, local_addr=VICTIMS_ADDRESS)
+        headers = {"Authorization": f"Bearer {good}"}
+        async with aiohttp.ClientSession(url, headers=headers, connector=connector) as session:
             await ready(session, url)
             await prepare(dsn, url, bad[0])
+            before = await used(session)
             spawn = multiprocessing.get_context("spawn")
             told = spawn.Queue()
             other = spawn.Process(target=attack_from_here, args=(told, url, bad, seconds + WARM_UP_SECONDS, chosen))
@@ -249,8 +313,9 @@ async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str,
                 victim.steadily("me", ME_PER_SECOND, "GET", "/api/me"),
                 victim.steadily("start", RUNS_PER_SECOND, "POST", "/api/runs", json=run),
             )
-            attacks = await asyncio.to_thread(told.get)
+            attacks, attacker = await asyncio.to_thread(told.get)
             await asyncio.to_thread(other.join)
+            cores = per_second(before, await used(session), attacker)
             starts, fires = await figures(dsn, STARTED), await figures(dsn, FIRED)
     found = {
         "GET /api/me": victim.seconds["me"],
@@ -264,6 +329,7 @@ async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str,
             for name, values in found.items()
             if values  # no full minute in a short run
         },
+        "cores": cores,
         "answers": dict(sorted(victim.answers.items())),
         "attacks": dict(sorted(attacks.items())),
     }
@@ -288,7 +354,7 @@ def main() -> None:
         return
     for name, values in found["milliseconds"].items():
         print(f"{name:<22}" + "".join(f" {share} {value:7} ms" for share, value in values.items()))
-    for whose in ("answers", "attacks"):
+    for whose in ("cores", "answers", "attacks"):
         print(f"{whose}: " + ", ".join(f"{name}: {count}" for name, count in found[whose].items()))
 
 

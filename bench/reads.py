@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import aiohttp
 import psycopg
@@ -37,8 +39,9 @@ FLOW = "bench.ecluse_kit:FLOW"
 
 
 @contextlib.contextmanager
-def process(dsn: str, *roles: str, flow: str = FLOW, unlimited: bool = True) -> Iterator[int]:
-    """Run a server with these roles; yield its port. `unlimited`: without limits on requests."""
+def process(dsn: str, *roles: str, flow: str = FLOW, unlimited: bool = True, files: int | None = None) -> Iterator[int]:
+    """Run a server with these roles; yield its port. `unlimited`: without limits on requests. `files`: how many files
+    it may open."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -47,7 +50,8 @@ def process(dsn: str, *roles: str, flow: str = FLOW, unlimited: bool = True) -> 
     environment = {**os.environ, "DATABASE_URL": dsn, "ECLUSE_LOG_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
     environment["ECLUSE_DATA_DIR"] = os.devnull  # the machine's own keeps its operator's key
     environment |= {"ECLUSE_LIMIT_KEY_REQUESTS": "0", "ECLUSE_LIMIT_TENANT_REQUESTS": "0"} if unlimited else {}
-    running = subprocess.Popen(command, env=environment)
+    limited = None if files is None else partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files))
+    running = subprocess.Popen(command, env=environment, preexec_fn=limited)
     try:
         yield port
     finally:

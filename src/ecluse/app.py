@@ -45,6 +45,9 @@ from ecluse.bootstrap import (
 )
 from ecluse.bootstrap.checks import check_disk, check_settings, unpriced
 from ecluse.bootstrap.edge import check_descriptors, edge_limits
+from ecluse.db.connect import pool
+from ecluse.db.pools import WATCHING
+from ecluse.db.reads import READ_SETTINGS
 from ecluse.doctor.findings import Finding
 from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
@@ -96,9 +99,11 @@ def create_app(
             (log.warning if one.begun else log.info)(message, unset=one.unset)
         answers = "api" in roles
         async with (
+            pool(database.dsn, size=WATCHING, settings=READ_SETTINGS) as app.state.watching,
             api.serving(app, kit) if answers else nullcontext(),
             realtime.serving(database.dsn, kit.pool, kit.replica, answers=answers),
         ):
+            app.state.metrics.pool = app.state.watching
             yield
         broken.cancel()
         await kit.stop()

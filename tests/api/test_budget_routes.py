@@ -66,6 +66,20 @@ def test_a_budget_is_set_shown_changed_and_deleted(admin, query):
     assert [one["action"] for one in trail] == ["budget.delete", "budget.set", "budget.set"]
 
 
+def test_the_budget_of_a_deleted_schedule_is_listed_until_its_last_run_has_ended(admin, query):
+    ((schedule,),) = query(
+        "WITH r AS (INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, input, created_at)"
+        " VALUES ('default', 'test', 'last', false, 'running', 'running', '{}', now()) RETURNING id)"
+        " INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, last_run_id, created_at, updated_at)"
+        " SELECT 'default', 'test', 'gone', '', now(), id, now(), now() FROM r RETURNING id"
+    )
+    assert admin.post("/api/budgets", {"amount": 5, "period": "day", "schedule_id": str(schedule)}).status == 200
+    assert admin.ask("DELETE", f"/api/schedules/{schedule}").status == 200
+    assert [one["schedule_id"] for one in admin.get("/api/budgets").json["budgets"]] == [str(schedule)]
+    query("DELETE FROM runs WHERE event_key = 'last' RETURNING id")
+    assert admin.get("/api/budgets").json["budgets"] == []
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "words"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from ecluse.flows.connections.lanes import BASES
 from ecluse.settings import Settings
 from tests.support.api_server import Client, add_tenant, new_key, serving
 from tests.support.session import Session
@@ -73,6 +74,9 @@ def test_a_connection_is_tested_by_a_call_with_its_key_and_stored(client, sandbo
     assert (listed["connections"], listed["environment"]) == ([row], [])
     assert KEY not in str([row, listed])
     assert stored(ask, tenant) == [(kind,), (f"connection:{kind}",)]
+    # Its lanes are there before the first items: long transactions that dispatch do not wait for each other.
+    lanes = ask("SELECT name, max_in_flight FROM lanes WHERE tenant_id = %s", tenant)
+    assert set(lanes) == {(f"{base}/{tenant}", 3) for base in BASES[kind]}
     assert ask("SELECT action, subject FROM audit_trail WHERE tenant_id = %s", tenant) == [
         ("connection.create", f"connection:{kind}")
     ]

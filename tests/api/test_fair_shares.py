@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 import psycopg
 import pytest
 
+from ecluse.api.health import Readiness
 from ecluse.db.pools import READING, WRITING, share
 from ecluse.db.shares import Shares
 from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.loop_probe import probing
+from tests.support.realtime_events import on_its_loop
 from tests.support.waits import wait_for
 
 SLOW = "CREATE VIEW run_log AS SELECT h.* FROM (SELECT pg_sleep(30)) s LEFT JOIN hidden h ON true"
@@ -81,6 +86,28 @@ def test_writes_of_requests_leave_the_engine_its_connections(api, rival, query, 
         assert stats["pool_available"] == stats["pool_size"]
         blocker.rollback()
         assert {task.result().status for task in waiting} <= {201, 429}
+
+
+def test_a_server_whose_engine_uses_all_its_connections_is_ready_and_measured(api):
+    kit, held, over = api.app.state.kit, threading.Event(), asyncio.Event()
+
+    async def hold_all() -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(kit.db_pool):
+                await stack.enter_async_context(kit.pool.connection())
+            held.set()
+            await over.wait()
+
+    holding = on_its_loop(api, lambda: asyncio.create_task(hold_all()))
+    try:
+        assert held.wait(10)
+        api.app.state.readiness = Readiness()  # without the result of an earlier request
+        api.app.state.metrics._good_until = 0.0
+        assert api.get("/readyz").status == 200
+        assert b"ecluse_database_up 1.0" in api.get("/metrics").body
+        assert not holding.done()
+    finally:
+        on_its_loop(api, over.set)
 
 
 def test_repetitions_beside_a_long_first_request_do_not_wait(api, dsn, query):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -60,11 +59,11 @@ def test_a_caller_whose_read_takes_too_long_is_told_to_ask_for_less(api, query):
 
 
 def test_who_asks_whether_it_is_ready_is_shown_no_words_of_the_driver(api, dsn):
-    anybody, kit = api.with_key(None), api.app.state.kit
+    anybody, watching = api.with_key(None), api.app.state.watching
     assert anybody.get("/readyz").json["status"] == "ready"
-    api.app.state.kit = SimpleNamespace(pool=pool(dsn, size=1), replica=kit.replica)  # never opened
+    api.app.state.watching = pool(dsn, size=1)  # never opened
     try:
         answer = wait_for(lambda: (found := anybody.get("/readyz")).status == 503 and found)  # kept for a second
     finally:
-        api.app.state.kit = kit
+        api.app.state.watching = watching
     assert answer.json == {"status": "database away"}

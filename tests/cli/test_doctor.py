@@ -102,14 +102,14 @@ def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are
 @pytest.mark.parametrize(
     ("roles", "size", "most"),
     [
-        (("api", "scheduler", "worker"), 10, 44),
-        (("api",), 10, 24),
-        (("worker",), 10, 32),
-        (("scheduler",), 10, 14),
-        (("api", "scheduler", "worker"), 3, 25),
-        (("api",), 3, 13),
-        (("worker",), 3, 17),
-        (("scheduler",), 3, 7),
+        (("api", "scheduler", "worker"), 10, 46),
+        (("api",), 10, 26),
+        (("worker",), 10, 34),
+        (("scheduler",), 10, 16),
+        (("api", "scheduler", "worker"), 3, 27),
+        (("api",), 3, 15),
+        (("worker",), 3, 19),
+        (("scheduler",), 3, 9),
     ],
 )
 def test_what_a_process_takes_follows_from_its_roles_and_the_pool_size(roles, size, most):

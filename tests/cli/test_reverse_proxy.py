@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
 import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -90,32 +92,61 @@ def dsn(databases) -> Iterator[str]:
         yield dsn
 
 
-@pytest.fixture
-def proxied(dsn, fork_server, tmp_path) -> Iterator[Proxied]:
+@contextlib.contextmanager
+def nginx(folder: Path, upstreams: list[int], **shown_here: str) -> Iterator[int]:
+    """Run nginx as the page configures it, in front of these ports; yield its port. `shown_here`: other replacements in
+    the configuration."""
     assert shutil.which("nginx"), "this is tested with Debian's nginx, which is not installed: run `make proxy` as root"
-    knobs = {"DATABASE_URL": dsn, "ECLUSE_SECRET_KEY": SECRET_KEY, "FORWARDED_ALLOW_IPS": PROXY}
-    replicas = [Server(fork_server, "--role", "api", **knobs) for _ in range(2)]
     port = free_port()
     (written,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    replaced = {"listen 443": f"listen {PROXY}:{port}", "/etc/ssl": str(tmp_path)}
-    replaced |= {f"127.0.0.1:808{n}": f"127.0.0.1:{one.port}" for n, one in enumerate(replicas, 1)}
+    replaced = {"listen 443": f"listen {PROXY}:{port}", "/etc/ssl": str(folder), **shown_here}
+    replaced |= {f"127.0.0.1:808{n}": f"127.0.0.1:{one}" for n, one in enumerate(upstreams, 1)}
     for shown, here in replaced.items():
         assert written.count(shown) in (1, 2)
         written = written.replace(shown, here)
-    certificate(tmp_path)
-    (tmp_path / "ecluse.conf").write_text(written)
-    (tmp_path / "nginx.conf").write_text(AROUND.format(folder=tmp_path))
-    tmp_path.chmod(0o755)
+    certificate(folder)
+    (folder / "ecluse.conf").write_text(written)
+    (folder / "nginx.conf").write_text(AROUND.format(folder=folder))
+    folder.chmod(0o755)
+    command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        wait_for(lambda: _listens(port) or running.poll() is not None)
+        assert running.poll() is None
+        yield port
+        running.terminate()
+
+
+@pytest.fixture
+def proxied(dsn, fork_server, tmp_path) -> Iterator[Proxied]:
+    knobs = {"DATABASE_URL": dsn, "ECLUSE_SECRET_KEY": SECRET_KEY, "FORWARDED_ALLOW_IPS": PROXY}
+    replicas = [Server(fork_server, "--role", "api", **knobs) for _ in range(2)]
     for replica in replicas:
         replica.wait_until_ready()
-    command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as nginx:
-        wait_for(lambda: _listens(port) or nginx.poll() is not None)
-        assert nginx.poll() is None
+    with nginx(tmp_path, [one.port for one in replicas]) as port:
         yield Proxied(port, replicas, new_key(dsn))
-        nginx.terminate()
     for replica in replicas:
         replica.end(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def answering(status: int) -> Iterator[int]:
+    """Run an upstream that answers every request with this status; yield its port."""
+
+    class Always(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET  # noqa: N815 - the name is http.server's
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer((PROXY, 0), Always) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
 
 
 def _listens(port: int) -> bool:
@@ -159,3 +190,20 @@ def test_the_documented_proxy(proxied):
     answers = [proxied.ask("GET", "/api/me") for _ in range(6)]
     assert {one.status for one in answers} == {200}
     assert all(one.headers["X-LB-Upstream-Addr"].endswith(f"127.0.0.1:{stays.port}") for one in answers)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_an_answer_that_says_overloaded_is_asked_of_the_other_replica(tmp_path, status):
+    """`max_fails=0`: a replica that failed is asked again at once, so that a few requests reach it for certain."""
+    with (
+        answering(status) as ailing,
+        answering(200) as well,
+        nginx(tmp_path, [ailing, well], **{"max_fails=1": "max_fails=0"}) as port,
+    ):
+        proxied = Proxied(port, [], "")
+        answers = [proxied.ask("GET", "/api/me") for _ in range(4)]
+        assert {one.status for one in answers} == {200}
+        asked = {one.headers["X-LB-Upstream-Addr"] for one in answers}
+        assert f"{PROXY}:{ailing}, {PROXY}:{well}" in asked
+        # A change may have been made: it is the caller who repeats it.
+        assert {proxied.ask("POST", "/api/runs", "{}").status for _ in range(4)} == {200, status}

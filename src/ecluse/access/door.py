@@ -22,10 +22,9 @@ from ecluse.access import answers, tenants
 from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
-from ecluse.access.limits import Limiter, cost_of
+from ecluse.access.limits import BYTES_PER_UNIT, Limiter, cost_of
 from ecluse.access.permissions import PERMISSIONS
 from ecluse.base.text import storable
-from ecluse.base.validation import names_in
 from ecluse.db.reads import Reads
 
 FORM = "application/x-www-form-urlencoded"
@@ -171,15 +170,17 @@ class StrictRequest(Request):
     async def parse(self) -> None:
         """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
         body = await self.body()
-        self.app.state.limits.count_bytes(caller_of(self), len(body))
+        limiter: Limiter = self.app.state.limits
+        limiter.count_bytes(caller_of(self), len(body))
+        if units := len(body) // BYTES_PER_UNIT:
+            limiter.charge(caller_of(self), units)
         self._value: Any = None
         if not body:  # FastAPI says so
             return
         try:
-            if len(body) <= answers.LARGE:
-                self._value = self.state.sent = _parsed(body)
-            else:  # of which only the names are kept, for the spelling of errors
-                self._value, self.state.sent = await answers.in_thread(self, lambda: _with_names(_parsed(body)))
+            large = len(body) > answers.LARGE
+            self._value = await answers.in_thread(self, lambda: _parsed(body)) if large else _parsed(body)
+            self.state.sent = self._value  # for the spelling of errors
         except json.JSONDecodeError as error:
             wrong = {"type": "json_invalid", "loc": ("body", error.pos), "msg": error.msg, "ctx": {"error": error.msg}}
             raise RequestValidationError([wrong]) from error
@@ -206,10 +207,6 @@ def _parsed(body: bytes) -> Any:
     return value
 
 
-def _with_names(value: Any) -> tuple[Any, dict[str, None]]:
-    return value, dict.fromkeys(names_in(value))
-
-
 def check_storable(value: Any) -> None:
     """Refuse a value with NUL bytes or lone surrogates at any depth, or nested more than DEEPEST levels deep."""
     left, depth = [value], 0
@@ -218,14 +215,14 @@ def check_storable(value: Any) -> None:
             raise HTTPException(422, f"JSON is nested at most {DEEPEST} deep.")
         inner: list[Any] = []
         for one in left:
-            match one:
-                case str() as text:
-                    if "\x00" in text or not _encodable(text):
-                        raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
-                case dict() as pairs:
-                    inner += [*pairs.keys(), *pairs.values()]
-                case list() as values:
-                    inner += values
+            if isinstance(one, str):
+                if "\x00" in one or not (one.isascii() or _encodable(one)):
+                    raise HTTPException(422, "Text with NUL bytes or lone surrogates cannot be stored.")
+            elif isinstance(one, dict):  # not `match`, which takes five times as long
+                inner += one
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
         left, depth = inner, depth + 1
 
 

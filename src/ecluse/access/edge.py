@@ -13,13 +13,16 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import structlog
 from pydantic_core import to_json
 from uvicorn.middleware.proxy_headers import _TrustedHosts
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from ecluse.access.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +43,7 @@ class Edge:
 
     def __init__(self, limits: EdgeLimits) -> None:
         self.limits = limits
+        self.turns = Turns()
         self.turned_away = 0  # closed without a request to make room, or refused
         self._proxies = _TrustedHosts(limits.proxies)
         self._open: dict[asyncio.Transport, str | None] = {}
@@ -68,6 +72,14 @@ class Edge:
         self.left(replaced.transport, replaced)
         self._count(new, address)
         return True
+
+    def client_of(self, one: Connection) -> str:
+        """Return the address of the client of a request; behind a proxy, that which the proxy names."""
+        address = one.client[0] if one.client else ""
+        if address not in self._proxies:
+            return address
+        named = next((value for name, value in one.headers if name == b"x-forwarded-for"), b"")
+        return named.decode("latin-1").rpartition(",")[2].strip() or address
 
     def _count(self, new: Connection, address: str | None) -> None:
         self._open[new.transport] = address
@@ -165,6 +177,9 @@ class Connection(HttpToolsProtocol):
         self._expected = None
         self._edge.works(self)
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._edge.turns.put(self._edge.client_of(self), partial(super()._start_asgi_task, cycle, app))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -25,6 +25,7 @@ KNOB = "ECLUSE_LIMIT_"  # and the name of the limit in capitals
 MEGABYTE = 1_000_000
 MANY = 10_000  # buckets; the unused ones are then forgotten
 ROWS_PER_UNIT = 20
+BYTES_PER_UNIT = 10_000  # of a body: about as long as a read takes
 LARGE_SECONDS = 5.0  # less than a transaction may idle, in which an answer is made
 
 COUNTED = {

@@ -11,6 +11,7 @@ import structlog
 from fastapi import APIRouter, Request, Response
 
 from ecluse.base.version import version
+from ecluse.db.connect import Pool
 from ecluse.db.outage import one_line
 from ecluse.engine.kit import Kit
 
@@ -28,16 +29,16 @@ class Readiness:
         self._good_until = 0.0
         self._ready = False
 
-    async def of(self, kit: Kit) -> bool:
+    async def of(self, pool: Pool) -> bool:
         async with self._asking:
             if time.monotonic() >= self._good_until:
-                self._ready = await self._ask(kit)
+                self._ready = await self._ask(pool)
                 self._good_until = time.monotonic() + KEEP_SECONDS
         return self._ready
 
-    async def _ask(self, kit: Kit) -> bool:
+    async def _ask(self, pool: Pool) -> bool:
         try:
-            async with kit.pool.connection(timeout=2) as connection:
+            async with pool.connection(timeout=2) as connection:
                 await connection.execute("SELECT 1")
         except (psycopg.OperationalError, psycopg.errors.QueryCanceled) as error:
             log.warning("readiness: database unavailable", error=one_line(error))
@@ -53,7 +54,7 @@ async def healthz() -> dict[str, str]:
 @routes.get("/readyz")
 async def readyz(request: Request, response: Response) -> dict[str, str]:
     kit: Kit = request.app.state.kit
-    if not await request.app.state.readiness.of(kit):
+    if not await request.app.state.readiness.of(request.app.state.watching):
         response.status_code = 503
         return {"status": "database away"}
     return {"status": "ready", "replica": kit.replica}

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from ecluse.access.edge import Edge
 from ecluse.base.version import commit, release
+from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
@@ -64,7 +65,8 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 
 
 class Metrics:
-    """The metrics of a server, as a collector of prometheus_client. `kit` and `hub` are set once the engine runs."""
+    """The metrics of a server, as a collector of prometheus_client. `kit`, `hub` and `pool` are set
+    once the engine runs."""
 
     def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
         self._edge = edge
@@ -73,6 +75,7 @@ class Metrics:
         self._of_pricing: list[pricing.Figures] = []
         self.kit: Kit | None = None
         self.hub: Hub | None = None
+        self.pool: Pool | None = None
         self._registry = CollectorRegistry()
         for collector in (
             prometheus_client.ProcessCollector,
@@ -106,9 +109,9 @@ class Metrics:
 
     async def _ask(self) -> None:
         began, self._shared = time.monotonic(), None
-        if self.kit is not None:
+        if self.pool is not None:
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS), self.kit.pool.connection() as connection:
+                async with asyncio.timeout(PATIENCE_SECONDS), self.pool.connection() as connection:
                     self._of_flows = {one.name: await fetch_rows(connection, one.sql) for one in self._gauges}
                     self._of_pricing = await pricing.read(connection)
                     self._shared = await run_queries.vitals(connection)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from dataclasses import asdict
 from functools import partial
@@ -136,7 +135,7 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     if flow.not_by_hand:
         raise InvalidInput(flow.not_by_hand)
     # Without a key of the caller's: a repetition whose stored answer has been deleted still finds the first run.
-    name = body.key or f"{body.flow}-{f'{given_once}-{_digest(body)}' if given_once else uuid.uuid4()}"
+    name = body.key or f"{body.flow}-{f'{given_once}-{await _digest(act)}' if given_once else uuid.uuid4()}"
     start = Start(
         flow,
         f"{OF_CALLERS}{name}",
@@ -155,10 +154,10 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
     return {"run_id": str(run.id), "event_key": run.event_key, "deduplicated": started.deduplicated}
 
 
-def _digest(body: shapes.StartRun) -> str:
+async def _digest(act: Act) -> str:
     """Return a digest of the request, for the event key: an idempotency key that is reused for another request, after
     its stored answer has expired, must start a new run."""
-    return hashlib.sha256(json.dumps([body.flow, body.input], sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(await act.request.body()).hexdigest()[:12]
 
 
 @surface.read(

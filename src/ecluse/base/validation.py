@@ -4,6 +4,7 @@ prefixes. And base classes of models: accepted in two spellings, or with the fie
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 BEFORE_OURS = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
 # A field name in a sentence; quoted text is a value.
 NAME = re.compile(r"""(?<!['"\w-])[a-z]+(?:_[a-z]+)+(?!['"\w])""")
+FIRST_VALUES = 1_000  # of a body: it may have a hundred thousand
 
 M = TypeVar("M", bound=BaseModel)
 Spelling = Callable[[str], str]  # spells the name of a field
@@ -132,10 +134,14 @@ def _completed(
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """Yield the names of all fields in a JSON value."""
-    if isinstance(value, Mapping):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for one in value:
-            yield from names_in(one)
+    """Yield the names of the fields in a JSON value, level by level; of a large one, those of its first values."""
+    left = deque([value])
+    for _ in range(FIRST_VALUES):
+        if not left:
+            return
+        one = left.popleft()
+        if isinstance(one, Mapping):
+            yield from one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one

@@ -9,6 +9,7 @@ CLAIMING = 3  # claims and commits; more of them would only wait for each other
 READING = 4  # the API's quick reads, at most
 WRITING = 6  # the API's writes, at most: apart from the general pool, which ticks, sweeps and gates use
 KEYS = 2  # look-ups of API keys: no read of a tenant delays them
+WATCHING = 2  # readiness and metrics: a busy engine is ready, and frequent scrapes take nothing from it
 DELIVERING = 4  # webhooks and mails, at most
 
 
@@ -20,7 +21,7 @@ def share(size: int) -> int:
 def most_connections(roles: Collection[str], size: int) -> int:
     """Return how many connections a process with these roles may hold at once; `size` is ECLUSE_DB_POOL."""
     listeners = 2  # for the engine and for realtime
-    count = size + listeners
+    count = size + listeners + WATCHING
     if "api" in roles:
         count += min(READING, size) + min(WRITING, size) + KEYS
     if "worker" in roles:

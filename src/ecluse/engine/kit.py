@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -99,8 +100,11 @@ class Kit:
     async def start(self) -> None:
         """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need."""
         # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
+        # But what it traverses at once holds the loop, the longer the more there are.
         gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
+        gc.set_threshold(10_000, 10, 50)
+        # How long the loop waits for the interpreter, each time it has waited for a socket, while a thread computes.
+        sys.setswitchinterval(0.001)
         await self.pool.open(wait=True)
         await set_clock(self.pool, self.clock)
         loops: dict[str, Coroutine[Any, Any, None]] = {}

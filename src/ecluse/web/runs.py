@@ -15,6 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import State, list_schedules
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
+from ecluse.flows.connections.records import lacking
 from ecluse.insight import run_queries
 from ecluse.insight.causes import BLOCKING
 from ecluse.insight.waiting import why_run
@@ -128,7 +129,7 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
     # A filter by state or target shows every such run, redrives included.
     fold = not (wanted.all or wanted.state or wanted.target)
 
-    async def ask(connection: Connection) -> tuple[bool, Table, Row | None]:
+    async def ask(connection: Connection) -> tuple[bool, Table, Row]:
         rows = await run_queries.list_runs(
             connection,
             tenant=tenant,
@@ -145,16 +146,22 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
             limit=RUNS + 1,
             offset=wanted.offset,
         )
-        known = await list_schedules(connection, tenant, limit=RUNS, offset=0) if not rows else []
-        first = next((row for row in known if row["enabled"]), None)
+        begin = {} if rows else await _begin(connection, tenant)
         shown = await figures.folded(connection, tenant, rows[:RUNS]) if fold else rows[:RUNS]
-        return len(rows) > RUNS, await figures.table(connection, tenant, shown), first
+        return len(rows) > RUNS, await figures.table(connection, tenant, shown), begin
 
-    more, table, first = await reads_of(request)(ask)
+    more, table, begin = await reads_of(request)(ask)
     shown = sum(not run.get("folded") for run in table.runs)
     filtered = any(wanted.model_dump(exclude={"all"}).values())
-    there = {"filtered": filtered, "table": table, "first": first, "shown": shown, "more": more, "size": RUNS}
+    there = {"filtered": filtered, "table": table, **begin, "shown": shown, "more": more, "size": RUNS}
     return {"wanted": wanted, **there, "busy": table.busy, "over": False}
+
+
+async def _begin(connection: Connection, tenant: str) -> Row:
+    """Return what a tenant without runs has to do first: the connections that it lacks, the schedule to run."""
+    known = await list_schedules(connection, tenant, limit=RUNS, offset=0)
+    first = next((row for row in known if row["enabled"]), None)
+    return {"first": first, "lacking": await lacking(connection, tenant)}
 
 
 async def _run(request: Request, run_id: int, part: Part) -> Context:

@@ -18,6 +18,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import list_schedules, show_schedule
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
+from ecluse.flows.connections.records import lacking
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
@@ -101,6 +102,7 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
             "rows": rows,
             "last": {run["id"]: run for run in runs},
             "stands": await figures.stands(connection, runs),
+            "lacking": [] if rows else await lacking(connection, tenant),
         }
 
     shown = await reads_of(request)(ask)
@@ -109,6 +111,7 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
         "schedules": rows,
         "last": shown["last"],
         "stands": shown["stands"],
+        "lacking": shown["lacking"],
         "ahead": {row["id"]: ahead(row, now, FIRES_IN_LIST) for row in rows},
         "buttons": {row["id"]: _often(request, row, HOME) for row in rows},
         "more": len(shown["rows"]) > SCHEDULES,

@@ -16,7 +16,7 @@ from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.base.ids import retry_id
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_rows
+from ecluse.db.query import as_json, fetch_all, fetch_rows
 from ecluse.engine.model.flow import Flow, Run
 from ecluse.engine.outbox import events
 from ecluse.engine.runs import finalize, lifecycle
@@ -160,8 +160,7 @@ async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]
 async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tuple[Started, bool]]:
     """Insert runs for these rows, or find the runs that have their event keys already; return each with whether it has
     ended."""
-    # A lone surrogate is escaped here; the database refuses it, like everything else that it cannot store.
-    given = {"rows": json.dumps(rows), "what": "started"}
+    given = {"rows": _as_json(rows), "what": "started"}
     try:
         new = await fetch_all(connection, Run, INSERT, given)
     except psycopg.DataError as error:
@@ -172,6 +171,15 @@ async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tu
         known = await fetch_rows(connection, KNOWN, [list(column) for column in zip(*keys, strict=True)])
         started += [(Started(Run(*run), deduplicated=True), ended) for ended, *run in known]
     return started
+
+
+def _as_json(rows: list[dict[str, Any]]) -> str:
+    try:
+        return as_json(rows)
+    except ValueError:
+        # Nested too deeply for pydantic, or a lone surrogate: that is escaped here, and refused by the database like
+        # everything else that it cannot store.
+        return json.dumps(rows)
 
 
 def _row(start: Start) -> dict[str, Any]:

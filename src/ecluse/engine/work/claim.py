@@ -77,7 +77,8 @@ lane AS MATERIALIZED (
                    SELECT coalesce(sum(c.in_flight), 0) FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) END,
                floor(extract(epoch FROM now - p.base + %(ahead)s * interval '1 second') * l.per_second) + 1
            )::int AS room,
-           (SELECT array_agg(b.group_key) FROM busy b WHERE b.lane_id = l.id AND b.n >= l.max_per_key) AS full_keys
+           (SELECT array_agg(b.group_key) FROM busy b WHERE b.lane_id = l.id AND b.n >= l.max_per_key) AS full_keys,
+           random() AS luck
     FROM clock, ours l, LATERAL (
         -- NULL without a rate: next_free_at is -infinity there, and intervals are finite before PostgreSQL 17
         SELECT CASE WHEN l.spacing IS NOT NULL THEN greatest(l.next_free_at, now - (l.burst - 1) * l.spacing) END
@@ -96,9 +97,11 @@ waiting AS (
                        AND i.tenant_id > w.tenant_id ORDER BY i.tenant_id LIMIT 1)
     FROM waiting w WHERE w.tenant_id IS NOT NULL
 ),
+-- what is known of the lane goes along from here on: each later join would compare all lanes with all items
 due AS MATERIALIZED (
     -- LIMIT, not EXISTS: the planner would turn EXISTS into a join that reads all waiting items
-    SELECT w.lane_id, w.tenant_id, l.vendor, coalesce(h.slots, %(slots)s) AS slots
+    SELECT w.tenant_id, coalesce(h.slots, %(slots)s) AS slots, l.id AS lane_id, l.vendor, l.room, l.max_per_key,
+           l.spacing, l.base, l.full_keys, l.luck
     FROM waiting w JOIN lane l ON l.id = w.lane_id
     LEFT JOIN unnest(%(vendors)s::text[], %(tenants)s::text[], %(slots_left)s::int[]) AS h(vendor, tenant_id, slots)
         ON h.vendor = l.vendor AND h.tenant_id = w.tenant_id
@@ -109,29 +112,30 @@ due AS MATERIALIZED (
 ),
 -- split the room evenly; hand out the remainder randomly, so that no round-robin state is needed
 lane_share AS (
-    SELECT x.lane_id, least(l.room, %(room)s / x.lanes + (x.place <= %(room)s %% x.lanes)::int) AS most
-    FROM (SELECT lane_id, count(*) OVER () AS lanes, row_number() OVER (ORDER BY random()) AS place
-          FROM due GROUP BY lane_id) x JOIN lane l ON l.id = x.lane_id
+    SELECT d.*, least(d.room, %(room)s / d.lanes + (d.place <= %(room)s %% d.lanes)::int) AS most
+    FROM (SELECT *, dense_rank() OVER (ORDER BY luck, lane_id) AS place,
+                 (SELECT count(DISTINCT lane_id) FROM due) AS lanes FROM due) d
 ),
 share AS MATERIALIZED (
-    SELECT x.lane_id, x.tenant_id, least(
-               x.most / x.tenants + (x.place <= x.most %% x.tenants)::int,
+    SELECT x.lane_id, x.tenant_id, x.max_per_key, x.spacing, x.base, x.full_keys, least(
+               x.lane_most / x.tenants + (x.place <= x.lane_most %% x.tenants)::int,
                x.slots / x.lanes + (x.lane_place <= x.slots %% x.lanes)::int)::int AS most
-    FROM (SELECT w.lane_id, w.tenant_id, w.slots, s.most, count(*) OVER (PARTITION BY w.lane_id) AS tenants,
-                 row_number() OVER (PARTITION BY w.lane_id ORDER BY random()) AS place,
-                 count(*) OVER (PARTITION BY w.vendor, w.tenant_id) AS lanes,
-                 row_number() OVER (PARTITION BY w.vendor, w.tenant_id ORDER BY random()) AS lane_place
-          FROM due w JOIN lane_share s ON s.lane_id = w.lane_id AND s.most > 0) x
+    FROM (SELECT lane_id, tenant_id, slots, max_per_key, spacing, base, full_keys, most AS lane_most,
+                 count(*) OVER (PARTITION BY lane_id) AS tenants,
+                 row_number() OVER (PARTITION BY lane_id ORDER BY random()) AS place,
+                 count(*) OVER (PARTITION BY vendor, tenant_id) AS lanes,
+                 row_number() OVER (PARTITION BY vendor, tenant_id ORDER BY random()) AS lane_place
+          FROM lane_share WHERE most > 0) x
 ),
 picked AS MATERIALIZED (
     -- where groups have a cap, pick more than will be claimed: full groups may be first in the queue
-    SELECT i.*, s.most FROM share s JOIN lane l ON l.id = s.lane_id CROSS JOIN LATERAL (
+    SELECT i.*, s.most, s.max_per_key, s.spacing, s.base FROM share s CROSS JOIN LATERAL (
         SELECT i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.lane_id, i.group_key, i.order_at FROM items i
         WHERE i.lane_id = s.lane_id AND i.tenant_id = s.tenant_id AND i.claim_id IS NULL
           AND i.due_at <= (SELECT now FROM clock) AND i.flow || '/' || i.stage = ANY(%(work)s)
           AND i.suspicion BETWEEN %(least)s AND %(most)s AND NOT i.permanent
-          AND (l.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (l.full_keys))
-        ORDER BY i.order_at, i.id LIMIT CASE WHEN l.max_per_key IS NULL THEN s.most ELSE s.most * 5 END
+          AND (s.full_keys IS NULL OR i.group_key IS NULL OR i.group_key <> ALL (s.full_keys))
+        ORDER BY i.order_at, i.id LIMIT CASE WHEN s.max_per_key IS NULL THEN s.most ELSE s.most * 5 END
         FOR UPDATE SKIP LOCKED) i
 ),
 alive AS MATERIALIZED (
@@ -142,10 +146,10 @@ alive AS MATERIALIZED (
 -- A call starts as soon as one permit is free, whatever its weight, and the next call waits for as many permits as its
 -- weight: heavy calls are not passed over. The lane's burst is lowered by what the heaviest call may take too early.
 mine AS MATERIALIZED (SELECT * FROM (
-    SELECT g.*, l.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * l.spacing
+    SELECT g.*, g.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * g.spacing
                AS start_at
     FROM (
-        SELECT p.*, CASE WHEN k.spacing IS NULL THEN 1 ELSE
+        SELECT p.*, CASE WHEN p.spacing IS NULL THEN 1 ELSE
                  (%(weights)s::int[])[array_position(%(work)s, p.flow || '/' || p.stage)] END AS weight,
                row_number() OVER (PARTITION BY p.lane_id, p.tenant_id ORDER BY p.order_at, p.id) AS place
         FROM (
@@ -153,9 +157,8 @@ mine AS MATERIALIZED (SELECT * FROM (
                    + row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id) AS in_group
             FROM picked p JOIN alive a ON a.id = p.run_id
             LEFT JOIN busy b ON b.lane_id = p.lane_id AND b.group_key = p.group_key) p
-        JOIN lane k ON k.id = p.lane_id
-        WHERE k.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= k.max_per_key) g
-    JOIN lane l ON l.id = g.lane_id WHERE g.place <= g.most) m
+        WHERE p.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= p.max_per_key) g
+    WHERE g.place <= g.most) m
     WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
 ),{turn}
 claim AS (

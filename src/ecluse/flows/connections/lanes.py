@@ -48,11 +48,13 @@ async def of_tenants(
     return {tenant: lane(declared, tenant, known.get(tenant), apart) for tenant in tenants}
 
 
-async def change(connection: Connection, flows: Iterable[Flow], kind: Kind, record: Record) -> None:
-    """Store the caps of a changed connection with the lanes that it has."""
+async def put(connection: Connection, flows: Iterable[Flow], kind: Kind, record: Record) -> None:
+    """Make the lanes of a connection, and store its caps with all that it has. Not left to the first dispatch, whose
+    transaction may be long: another one of the tenant would wait for its end."""
     declared = {stage.lane.name: stage.lane for flow in flows for stage in flow.stages}
     wanted = []
-    for name in await fetch_column(connection, MADE, (record.tenant_id, list(BASES[kind]))):
+    made = await fetch_column(connection, MADE, (record.tenant_id, list(BASES[kind])))
+    for name in {*made, *(f"{base}/{record.tenant_id}" for base in BASES[kind])}:
         base, _, *apart = name.split("/", 2)
         if base in declared:
             wanted.append(lane(declared[base], record.tenant_id, record, "/".join(apart)))

@@ -86,6 +86,15 @@ async def of_environment(connection: Connection, tenant: str, kinds: Collection[
     return [kind for kind in kinds if kind not in stored]
 
 
+async def lacking(connection: Connection, tenant: str) -> list[Kind]:
+    """Return the kinds of which the tenant has no connection; none for `default`, which has those of the
+    environment."""
+    if tenant == DEFAULT:
+        return []
+    stored = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
+    return [kind for kind in KINDS if kind not in stored]
+
+
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
     return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code="NO_CONNECTION")

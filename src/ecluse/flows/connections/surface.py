@@ -154,6 +154,8 @@ async def create_connection(act: Act, body: NewConnection) -> Row:
         act.connection, act.tenant, body.kind, {**given, "api_key_ends": key_ends(key)}, act.caller.name
     )
     await sealing(act).put(act.connection, act.tenant, records.secret_name(body.kind), key)
+    own = (await records.of_tenants(act.connection, body.kind, [act.tenant]))[act.tenant]
+    await lanes.put(act.connection, act.kit.flows, body.kind, own)
     return row
 
 
@@ -196,7 +198,7 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
         await sealing(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
     row = await records.change(act.connection, act.before, given, act.caller.name)
     own = (await records.of_tenants(act.connection, _known(kind), [act.tenant]))[act.tenant]
-    await lanes.change(act.connection, act.kit.flows, _known(kind), own)
+    await lanes.put(act.connection, act.kit.flows, _known(kind), own)
     return row
 
 
