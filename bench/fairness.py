@@ -18,18 +18,17 @@ import contextlib
 import json
 import multiprocessing
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psycopg
 import uvloop
 
+from bench.cores import per_second, used
 from bench.harness import fresh_database
 from bench.reads import process, quantile, ready
 from bench.server import server
@@ -47,7 +46,6 @@ SILENT = 1_100  # connections; the server may open FILES
 FILES = 1_024
 # Each address has a share of the connections; 127.0.0.1 is that of a proxy, which has no limit.
 VICTIMS_ADDRESS, ATTACKERS_ADDRESS = ("127.0.0.2", 0), ("127.0.0.3", 0)
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PLAN = {"name": "many", "fiche_selection": {"mode": "manual", "fiche_ids": [f"{n:06d}" for n in range(IDS)]}}
 
 # To vendors that it never reaches: its runs fail, each with all its rows.
@@ -259,30 +257,6 @@ async def prepare(dsn: str, url: str, key: str) -> None:
         ((copied, columns),) = await (await connection.execute(COLUMNS)).fetchall()
         statement = COPY_SCHEDULES.format(copied=copied, columns=columns)
         await connection.execute(statement, (SCHEDULES, schedule, schedule))
-
-
-def busy_seconds() -> float:
-    """Return how long the cores of this machine have been busy."""
-    user, nice, system = (int(one) for one in Path("/proc/stat").read_text().split()[1:4])
-    return (user + nice + system) / CLOCK_TICKS
-
-
-async def used(session: aiohttp.ClientSession) -> Counter[str]:
-    """Return the seconds of a core that were used so far: by the server, by this process, by all."""
-    async with session.get("/metrics") as answer:
-        found = re.search(r"^process_cpu_seconds_total (\S+)$", await answer.text(), re.MULTILINE)
-    assert found is not None
-    now = {"server": float(found[1]), "victim": time.process_time(), "all": busy_seconds(), "": time.monotonic()}
-    return Counter(now)
-
-
-def per_second(before: Counter[str], after: Counter[str], attacker: float) -> dict[str, float]:
-    """Return how many cores were used by whom."""
-    spent = {name: after[name] - before[name] for name in before}
-    seconds = spent.pop("")
-    cores = {name: value / seconds for name, value in spent.items()} | {"attacker": attacker / seconds}
-    cores["database and others"] = 2 * cores["all"] - sum(cores.values())
-    return {name: round(value, 2) for name, value in cores.items()}
 
 
 async def figures(dsn: str, statement: str) -> list[float]:
