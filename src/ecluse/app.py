@@ -20,6 +20,7 @@ from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.access.edge import Connection, Edge, Socket
 from ecluse.access.limits import Limiter
+from ecluse.access.polls import Polls
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
 from ecluse.api.realtime import lost_rights
@@ -54,7 +55,6 @@ from ecluse.engine import ROLES, Flow, Role
 from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.automation.diagnostic import Setup
-from ecluse.flows.jobs.polls import Polls
 from ecluse.realtime.hub import Hub
 from ecluse.realtime.limits import LIMITS, Limits
 from ecluse.settings import Settings

@@ -1,15 +1,13 @@
 """The program of job type http: makes the call that it reads on stdin, writes status and body of the answer to stdout.
 Exit code 0: the status is 2xx. It is a process, so that a call that hangs is stopped like every other job."""
 
-from __future__ import annotations
-
 import http.client
 import json
+import shutil
 import sys
 from urllib.parse import urlsplit
 
 SILENT_SECONDS = 60
-PIECE = 16_384
 
 
 def main() -> int:
@@ -24,8 +22,7 @@ def main() -> int:
         connection.request(call["method"], target, None if body is None else body.encode(), headers)
         answer = connection.getresponse()
         print(answer.status, answer.reason, flush=True)
-        while piece := answer.read(PIECE):
-            sys.stdout.buffer.write(piece)
+        shutil.copyfileobj(answer, sys.stdout.buffer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"the call failed: {error or type(error).__name__}", flush=True)
         return 1

@@ -1,8 +1,6 @@
 """Job types: what a payload means, and whether the agent's file allows it. Every type ends in a program that is run in
 a process group of its own, so that all of them are limited and stopped in the same way."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -23,9 +21,7 @@ LONGEST_NOOP = 3_600
 HTTP = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from ecluse.agent import http_job as job"
 
 
-class Rejected(Exception):
-    """The job is not run; the reason is its result."""
-
+class Rejected(Exception):  # the job is not run; the reason is its result
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -38,13 +34,14 @@ class Program(NamedTuple):
 
 
 def program_of(types: dict[str, JobType], name: str, payload: Any) -> Program:
-    """Return the program that this job runs. Raise Rejected if the type is unknown here, the payload is malformed, or
-    the file does not allow it."""
+    """Return the program that this job runs. Raise Rejected if the file does not allow it, or the payload is wrong."""
     if name not in types:
         raise Rejected("UNKNOWN_TYPE", f"The agent's file has no job type {name!r} (known: {', '.join(types)}).")
     if not isinstance(payload, dict):
         raise Rejected("BAD_PAYLOAD", "The payload is not an object.")
-    return BUILT_IN.get(name, _own)(types[name], payload)
+    if name not in BUILT_IN:
+        return Program(list(types[name].run), CLEAN, json.dumps(payload))
+    return BUILT_IN[name](types[name], payload)
 
 
 def _shell(allowed: JobType, payload: dict[str, Any]) -> Program:
@@ -104,10 +101,6 @@ def _noop(_: JobType, payload: dict[str, Any]) -> Program:
     return Program(["sleep", str(seconds)], CLEAN)
 
 
-def _own(allowed: JobType, payload: dict[str, Any]) -> Program:
-    return Program(list(allowed.run), CLEAN, json.dumps(payload))
-
-
 BUILT_IN: dict[str, Callable[[JobType, dict[str, Any]], Program]] = {"shell": _shell, "http": _http, "noop": _noop}
 
 
@@ -115,8 +108,8 @@ def _fields(payload: dict[str, Any], **known: tuple[Any, Any]) -> list[Any]:
     """Return the known fields, each with its type and default, of a payload that has no others."""
     if unknown := sorted(set(payload) - set(known)):
         raise Rejected("BAD_PAYLOAD", f"unknown: {', '.join(unknown)} (known: {', '.join(known)}).")
-    values = {name: payload.get(name, default) for name, (_, default) in known.items()}
-    for name, (kind, _) in known.items():
-        if not isinstance(values[name], kind) or isinstance(values[name], bool):
+    values = [payload.get(name, default) for name, (_, default) in known.items()]
+    for value, (name, (kind, _)) in zip(values, known.items(), strict=True):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise Rejected("BAD_PAYLOAD", f"{name}: missing, or not of its type.")
-    return list(values.values())
+    return values

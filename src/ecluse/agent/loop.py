@@ -1,17 +1,14 @@
 """The agent's loops: claim jobs, run each in a thread, report results, stop. Results are on disk before they are
 reported, so that neither a restart of the agent nor one of the server loses one."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 import uuid
-from typing import Any
 
-from ecluse.agent.attempt import CHUNK, Attempt, failed, to_report
+from ecluse.agent.attempt import CHUNK, Attempt, failed
 from ecluse.agent.processes import kill_leftovers
-from ecluse.agent.server import CALL_SECONDS, Away, Backoff, Refused, Server
+from ecluse.agent.server import CALL_SECONDS, Away, Backoff, Json, Refused, Server
 from ecluse.agent.settings import Settings
 from ecluse.agent.store import Store
 
@@ -29,19 +26,21 @@ class Agent:
         self._server, self._store, self._settings, self._version = server, store, settings, version
         self._attempts: dict[str, Attempt] = {}
         self._changed = threading.Condition()
-        self._stopping, self._idle, self._to_report = threading.Event(), threading.Event(), threading.Event()
+        self.stopping, self._idle, self._to_report = threading.Event(), threading.Event(), threading.Event()
         self.locked_out: str | None = None  # why the server refuses everything
 
     def run(self) -> None:
-        """Claim and run jobs until `stop`; return when the running ones have ended and are reported, or kept."""
+        """Claim and run jobs until `stopping`; return when the running ones have ended and are reported, or kept."""
         for run_id, attempt in self._store.left_running():
             say(f"attempt {run_id} was running when the agent ended; {kill_leftovers(run_id)} processes killed")
-            self._store.ended(run_id, to_report(attempt["fence"], failed("AGENT_RESTARTED")))
+            lost = {"fence": attempt["fence"], "result": failed("AGENT_RESTARTED"), "offset": 0, "log": ""}
+            self._store.ended(run_id, lost)
         self._to_report.set()  # what is left of an earlier start
         reporting, claiming = threading.Thread(target=self._report_all), threading.Thread(target=self._claim_all)
         reporting.start()
         claiming.start()
-        self._stopping.wait()
+        self.stopping.wait()
+        say(f"stopping; {len(self._attempts)} jobs are running")
         while claiming.is_alive():
             self._server.interrupt()
             claiming.join(0.1)
@@ -50,18 +49,14 @@ class Agent:
         self._to_report.set()
         reporting.join()
 
-    def stop(self) -> None:
-        self._stopping.set()
-
     def _lock_out(self, error: Refused) -> None:
         with self._changed:
             self.locked_out = str(error)
             self._changed.notify_all()
-        self._stopping.set()
+        self.stopping.set()
 
     def _end_attempts(self) -> None:
         with self._changed:
-            say(f"stopping; {len(self._attempts)} jobs are running")
             self._changed.wait_for(lambda: not self._attempts or self.locked_out, self._settings.stop_seconds)
             for one in self._attempts.values():
                 one.stop("AGENT_STOPPED")
@@ -69,17 +64,19 @@ class Agent:
 
     def _claim_all(self) -> None:
         backoff, key = Backoff(), uuid.uuid4()
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 self._rotate()
-                if free := self._free_slots():
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._attempts) < self._settings.slots, 1.0)
+                    free = self._settings.slots - len(self._attempts)
+                if free:
                     self._claim(key, free, WAIT_SECONDS)
-                    key = uuid.uuid4()
-                    backoff.reset()
+                    key, backoff = uuid.uuid4(), Backoff()
             except Away as error:  # the same key again: an answer that was lost is repeated
-                if not self._stopping.is_set():
+                if not self.stopping.is_set():
                     say(f"claim: {error}; trying again")
-                    self._stopping.wait(backoff.pause())
+                    self.stopping.wait(backoff.pause())
             except Refused as error:
                 return self._lock_out(error)
         try:
@@ -87,11 +84,6 @@ class Agent:
         except (Away, Refused) as error:
             say(f"last claim: {error}")
         return None
-
-    def _free_slots(self) -> int:
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._attempts) < self._settings.slots, 1.0)
-            return self._settings.slots - len(self._attempts)
 
     def _claim(self, key: uuid.UUID, most: int, wait: int) -> None:
         body = {"max": most, "waitSeconds": wait, "types": [], "version": self._version, "claimKey": str(key)}
@@ -129,7 +121,7 @@ class Agent:
             try:
                 for run_id, kept in self._store.results():
                     self._report(run_id, kept)
-                backoff.reset()
+                backoff = Backoff(longest=REPORT_PAUSE)
             except Away as error:
                 say(f"report: {error}; the result is kept")
                 if not self._idle.wait(backoff.pause()):
@@ -138,17 +130,17 @@ class Agent:
                 return self._lock_out(error)
         return None
 
-    def _report(self, run_id: str, kept: dict[str, Any]) -> None:
+    def _report(self, run_id: str, kept: Json) -> None:
         """Report a kept result; forget it when the server has it, or will never take it."""
-        log, offset = kept["log"], kept["offset"]
-        for start in range(0, len(log), CHUNK):
-            self._send(run_id, "logs", kept, {"offset": offset + start, "text": log[start : start + CHUNK]})
+        for start in range(0, len(kept["log"]), CHUNK):
+            piece = {"offset": kept["offset"] + start, "text": kept["log"][start : start + CHUNK]}
+            self._send(run_id, "logs", kept, piece)
         self._send(run_id, "result", kept, kept["result"])
         self._store.reported(run_id)
 
-    def _send(self, run_id: str, what: str, kept: dict[str, Any], body: dict[str, Any]) -> None:
+    def _send(self, run_id: str, what: str, kept: Json, body: Json) -> None:
         try:
-            self._server.call(f"/api/agent/job-runs/{run_id}/{what}", {"fence": kept["fence"], **body})
+            self._server.about(run_id, what, kept["fence"], body)
         except Refused as error:  # a log that is refused must not hold back its result
             if error.locks_out:
                 raise

@@ -1,8 +1,6 @@
 """Programs of jobs: each in a session and process group of its own, with its output read as it comes. The group is
 killed when the job must stop, and also when its first process has ended: a job leaves nothing running."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import selectors
@@ -13,18 +11,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ecluse.agent.job_types import Program
 
 LOOK_SECONDS = 0.05
-PIECE = 65_536
 OWNER = "ECLUSE_JOB_RUN_ID"  # variable that every process of an attempt inherits
-
-
-class Ended(NamedTuple):
-    exit_code: int  # negative: the signal that ended it
-    stopped: str | None  # why it was killed
 
 
 class Running:
@@ -44,11 +35,10 @@ class Running:
                 start_new_session=True,
             )
         self._write, self._decode = write, codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._silent = False  # it has closed its output
 
-    def follow(self, must_stop: Callable[[], str | None], grace: float) -> Ended:
+    def follow(self, must_stop: Callable[[], str | None], grace: float) -> tuple[int, str | None]:
         """Read the output until the program ends, or until `must_stop` returns a reason: then its group gets SIGTERM,
-        and SIGKILL after `grace` seconds."""
+        and SIGKILL after `grace` seconds. Return the exit code, negative for a signal, and the reason."""
         stopped, kill_at = None, 0.0
         with self._process, selectors.DefaultSelector() as ready:
             assert self._process.stdout is not None  # noqa: S101 - a pipe
@@ -63,21 +53,21 @@ class Running:
             # Before the process is reaped: until then its number, which is that of the group, is not given to another.
             self._signal(signal.SIGKILL)
             while self._read(ready):
-                pass
+                continue
         self._write(self._decode(b"", True))
-        return Ended(self._process.returncode, stopped)
+        return self._process.returncode, stopped
 
     def _has_ended(self) -> bool:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _read(self, ready: selectors.BaseSelector) -> bool:
         """Wait a moment for output and pass it on; return False if none came."""
-        if self._silent or not (found := ready.select(LOOK_SECONDS)):
-            time.sleep(LOOK_SECONDS if self._silent else 0)
+        if not (found := ready.select(LOOK_SECONDS)):  # with nothing registered it sleeps as long
             return False
-        piece = os.read(found[0][0].fd, PIECE)
-        self._write(self._decode(piece))
-        self._silent = not piece
+        if piece := os.read(found[0][0].fd, 65_536):
+            self._write(self._decode(piece))
+        else:  # it has closed its output, and may go on
+            ready.unregister(found[0][0].fd)
         return bool(piece)
 
     def _signal(self, number: signal.Signals) -> None:

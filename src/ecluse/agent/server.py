@@ -1,13 +1,10 @@
 """Calls to the server, as docs/agent-protocol.md describes them. An error is one of two: the server is away, and the
 call may be repeated, or it has refused, and repeating does not help."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random
 import socket
-import ssl
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +12,9 @@ from urllib.parse import urlsplit
 CALL_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 LATER = (408, 425, 429)  # statuses below 500 that say: repeat it later
+
+
+Json = dict[str, Any]
 
 
 class Away(Exception):
@@ -37,26 +37,14 @@ class Server:
             raise ValueError(f"{url!r} is not the URL of a server: http:// or https://, and a host")
         self._polling: http.client.HTTPConnection | None = None
 
-    def call(
-        self, path: str, body: dict[str, Any], seconds: float = CALL_SECONDS, *, polls: bool = False
-    ) -> dict[str, Any]:
+    def call(self, path: str, body: Json, seconds: float = CALL_SECONDS, *, polls: bool = False) -> Json:
         """Send a request and return the answer. `polls`: `interrupt`, from another thread, ends it at once."""
-        connection = self._connection(seconds)
-        self._polling = connection if polls else self._polling
-        return self._sent(connection, path, body)
-
-    def interrupt(self) -> None:
-        if (connection := self._polling) is not None and connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
         host, port = str(self._parts.hostname), self._parts.port
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=seconds, context=ssl.create_default_context())
-        return http.client.HTTPConnection(host, port, timeout=seconds)
-
-    def _sent(self, connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        secure = self._parts.scheme == "https"
+        connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(
+            host, port, timeout=seconds
+        )
+        self._polling = connection if polls else self._polling
         headers = {"Content-Type": "application/json"}
         if self.credential is not None:
             headers["Authorization"] = f"Bearer {self.credential}"
@@ -69,8 +57,16 @@ class Server:
         finally:
             connection.close()
 
+    def about(self, run_id: str, what: str, fence: int, body: Json, seconds: float = CALL_SECONDS) -> Json:
+        return self.call(f"/api/agent/job-runs/{run_id}/{what}", {"fence": fence, **body}, seconds)
 
-def _parsed(status: int, body: bytes) -> dict[str, Any]:
+    def interrupt(self) -> None:
+        if (connection := self._polling) is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _parsed(status: int, body: bytes) -> Json:
     try:
         value = json.loads(body)
     except ValueError:
@@ -94,6 +90,3 @@ class Backoff:
     def pause(self) -> float:
         pause, self._next = self._next, min(self._longest, self._next * 2)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-
-    def reset(self) -> None:
-        self._next = FIRST_PAUSE

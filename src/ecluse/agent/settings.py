@@ -1,9 +1,8 @@
 """The agent's own file (TOML; deploy/agent.toml is an example). It alone says what may run on this host: a job type
 without a table in it is refused, whatever the server asks for."""
 
-from __future__ import annotations
-
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,15 @@ LIMITS: dict[str, tuple[int, int, int]] = {  # default, least, most
 LISTS = {"shell": ("allow", "env"), "http": ("allow",), "noop": ()}
 
 
-class BadFile(Exception):
-    pass
-
-
 @dataclass(frozen=True)
 class JobType:
     """What the file allows for one type of job."""
 
     timeout_seconds: int
     output_limit: int
-    allow: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    run: tuple[str, ...] = ()  # of a type that is not built in
+    allow: Sequence[str] = ()
+    env: Sequence[str] = ()
+    run: Sequence[str] = ()  # of a type that is not built in
 
 
 @dataclass(frozen=True)
@@ -43,35 +38,30 @@ def load(path: Path) -> Settings:
     try:
         found = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise BadFile(f"{path} cannot be read: {error}. It names the job types that may run on this host.") from error
+        raise ValueError(f"{path} cannot be read: {error}. It names the job types that may run here.") from error
     tables = {name: found.pop(name) for name, value in list(found.items()) if isinstance(value, dict)}
     if not tables:
-        raise BadFile(f"{path} allows no job type: add a table such as [noop] or [shell] with its allow-list.")
-    general = _read(str(path), found, ("slots", "stop_seconds"))
-    return Settings(**general, types={name: _job_type(f"{path} [{name}]", name, one) for name, one in tables.items()})
-
-
-def _job_type(where: str, name: str, table: dict[str, Any]) -> JobType:
-    values = _read(where, table, ("timeout_seconds", "output_limit", *LISTS.get(name, ("run",))))
-    if name not in LISTS and not values["run"]:
-        raise BadFile(f"{where} is no built-in type ({', '.join(LISTS)}): give `run`, the program and its arguments.")
-    return JobType(**values)
+        raise ValueError(f"{path} allows no job type: add a table such as [noop] or [shell] with its allow-list.")
+    types = {}
+    for name, table in tables.items():
+        names = ("timeout_seconds", "output_limit", *LISTS.get(name, ("run",)))
+        types[name] = JobType(**_read(f"{path} [{name}]", table, names))
+        if name not in LISTS and not types[name].run:
+            raise ValueError(f"{path} [{name}] is no built-in type ({', '.join(LISTS)}): give `run`, its program.")
+    return Settings(**_read(str(path), found, ("slots", "stop_seconds")), types=types)
 
 
 def _read(where: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     if unknown := sorted(set(table) - set(names)):
-        raise BadFile(f"{where}: unknown {', '.join(unknown)} (known: {', '.join(names)}).")
+        raise ValueError(f"{where}: unknown {', '.join(unknown)} (known: {', '.join(names)}).")
     return {name: _value(f"{where}: {name}", name, table.get(name)) for name in names}
 
 
 def _value(where: str, name: str, value: Any) -> Any:
-    if name in LIMITS:
-        default, least, most = LIMITS[name]
-        value = default if value is None else value
-        if type(value) is not int or not least <= value <= most:
-            raise BadFile(f"{where} is a whole number from {least} to {most}.")
-        return value
-    value = [] if value is None else value
-    if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
-        raise BadFile(f"{where} is a list of texts.")
-    return tuple(value)
+    default, least, most = LIMITS.get(name, ([], 0, 0))
+    value = default if value is None else value
+    if name in LIMITS and (type(value) is not int or not least <= value <= most):
+        raise ValueError(f"{where} is a whole number from {least} to {most}.")
+    if name not in LIMITS and not (isinstance(value, list) and all(isinstance(one, str) and one for one in value)):
+        raise ValueError(f"{where} is a list of texts.")
+    return value

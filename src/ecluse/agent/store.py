@@ -1,8 +1,6 @@
 """What the agent keeps on disk: its credential, the attempts that it is running, and results that the server has not
 confirmed. A file appears complete or not at all, and is on the disk before the agent relies on it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

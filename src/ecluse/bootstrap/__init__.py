@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ecluse.access.limits import Allowed
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
-    from ecluse.flows.jobs.polls import Leasing
+    from ecluse.flows.jobs.sweeps import Leasing
     from ecluse.notify.work import Setup
     from ecluse.realtime.limits import Limits
     from ecluse.realtime.room import LostRights, Realtime
@@ -189,7 +189,8 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
 
 def job_leasing(settings: Settings) -> Leasing:
     """Return how the agents of this process's hosts hold jobs."""
-    from ecluse.flows.jobs.polls import Leasing, Polls
+    from ecluse.access.polls import Polls
+    from ecluse.flows.jobs.sweeps import Leasing
 
     return Leasing(timedelta(seconds=settings.ECLUSE_JOB_LEASE_SECONDS), Polls())
 
@@ -208,9 +209,9 @@ def bootstrap(
     """Build the engine with these flows, ready to be started. `dsn` is the address of a migrated database; `live` takes
     ephemeral events, `sinks` take published ones besides notifications; `leasing` has the long polls of agents."""
     from ecluse.access import maintenance
+    from ecluse.access.agents import CHANNEL as JOBS_CHANNEL
     from ecluse.engine.kit import Kit
-    from ecluse.flows.jobs.fire import CHANNEL as JOBS_CHANNEL
-    from ecluse.flows.jobs.polls import periodic
+    from ecluse.flows.jobs.sweeps import periodic
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
 
@@ -249,8 +250,8 @@ def bootstrap(
         jobs=[
             retention_job(by_name, rules),
             maintenance.job(by_name, rules, trace_folders(settings), secrets),
-            *periodic(leasing.polls, leasing.lease, pending),
+            *periodic(leasing, pending),
         ],
-        hears={JOBS_CHANNEL: leasing.polls.hear},
+        hears={JOBS_CHANNEL: leasing.polls.wake},
     )
     return kit

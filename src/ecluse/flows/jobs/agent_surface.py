@@ -10,22 +10,24 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.alias_generators import to_camel
 
-from ecluse.access import answers
+from ecluse.access import agents, answers
 from ecluse.access.door import UNKNOWN_AGENT, caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import digest
 from ecluse.access.permissions import EXECUTE
+from ecluse.access.polls import woken_within
 from ecluse.access.surface import Act, Surface
-from ecluse.access.wire import Body, CamelShape, writes_of
+from ecluse.access.wire import CamelBody, CamelShape, writes_of
 from ecluse.base.errors import Conflict
+from ecluse.base.masking import without_texts
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_value
-from ecluse.flows.jobs import agents, logs, states
+from ecluse.flows.jobs import logs, states
 from ecluse.flows.jobs.attempts import Ended, Open, Status
-from ecluse.flows.jobs.polls import Leasing, woken_within
+from ecluse.flows.jobs.sweeps import Leasing
 
 surface = Surface("agent")
 enrolment = APIRouter(tags=["agent"])
@@ -34,10 +36,6 @@ LONGEST_WAIT, MOST_JOBS = 30, 16
 OFFLINE_AFTER = timedelta(minutes=1)
 REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
 SEALED = "SELECT payload_secret FROM jobs WHERE id = %s"
-
-
-class CamelBody(Body):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=False)
 
 
 Short = Annotated[str, Field(max_length=500)]
@@ -199,8 +197,8 @@ async def report_result(act: Act, job_run_id: str, body: ResultBody) -> Row:
     name = await fetch_value(act.connection, SEALED, (attempt.job_id,))
     hidden = await logs.secrets_of(act.connection, act.state.secrets, act.tenant, name)
     failed = body.status == "failed"
-    code, error = (body.error_code or "FAILED", logs.without(body.error, hidden)) if failed else (None, None)
-    ended = Ended(body.status, code, error, body.exit_code, logs.without(body.output, hidden))
+    code, error = (body.error_code or "FAILED", without_texts(body.error, hidden)) if failed else (None, None)
+    ended = Ended(body.status, code, error, body.exit_code, without_texts(body.output, hidden))
     kept = await states.report(act.connection, attempt, ended)
     return {"status": body.status if kept == "result" else attempt.status, "kept": kept}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ecluse.access import agents
 from ecluse.access.listing import Listing
 from ecluse.access.surface import Act, Command, F, Look, Surface
 from ecluse.access.wire import Deleted, Shape, camel
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.query import Row, fetch_all, fetch_one
-from ecluse.flows.jobs import agents, places, states
+from ecluse.flows.jobs import places, states
 from ecluse.flows.jobs.job_shapes import (
     AgentRow,
     ChangedServer,

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import psycopg
 
+from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.ids import cuid
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_now, fetch_one, fetch_row
-from ecluse.flows.jobs.fire import CHANNEL
 
 NEW_HOST = """
 INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)

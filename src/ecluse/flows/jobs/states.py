@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from psycopg.types.json import Jsonb
 
+from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
@@ -26,7 +27,6 @@ from ecluse.flows.jobs.attempts import (
     judged,
     kept_as,
 )
-from ecluse.flows.jobs.fire import CHANNEL
 
 BATCH = 200
 LOST = Ended("failed", LEASE_LOST, "The agent did not renew the lease; how far the job came is not known.")

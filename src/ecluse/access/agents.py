@@ -13,8 +13,8 @@ from ecluse.base.ids import cuid
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_now, fetch_one, fetch_row
-from ecluse.flows.jobs.fire import CHANNEL
 
+CHANNEL = "ecluse_jobs"  # the payload is the id of a host: a job waits for it, or its agent was revoked
 TOKEN, CREDENTIAL = "ecl_enrol_", "ecl_agent_"  # how they begin; logs hide what begins with ecl_
 TOKEN_LIFETIME = timedelta(hours=1)
 
