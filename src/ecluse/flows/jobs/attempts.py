@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from ecluse.engine import Backoff, backoff
+from ecluse.engine import Backoff, Event, backoff
 
 LONGEST_DELAY = timedelta(days=7)
 LEASE_LOST, CANCELLED, NO_AGENT = "LEASE_LOST", "CANCELLED", "NO_AGENT"
@@ -47,6 +47,11 @@ class Ended(NamedTuple):
     output: Any = None
 
 
+LOST = Ended("failed", LEASE_LOST, "The agent did not renew the lease; how far the job came is not known.")
+NOT_CLAIMED = Ended("failed", NO_AGENT, "No agent of the host claimed the job within the time that a job may wait.")
+CANCELLED_WAITING = Ended("failed", CANCELLED, "The job was cancelled before an agent claimed it.")
+
+
 class Verdict(NamedTuple):
     """How an attempt is stored as ended, what its job is then, and when the next attempt may be claimed."""
 
@@ -83,8 +88,8 @@ def kept_as(attempt: Open) -> Kept:
     return "evidence" if attempt.error_code in ENDED_HERE and attempt.late_status is None else "repeated"
 
 
-def event_payload(job: Mapping[str, Any], attempt: int, ended: Ended) -> dict[str, Any]:
-    """Return the payload of `job.completed` and `job.failed`, without what the job has written."""
+def event(job: Mapping[str, Any], what: str, **more: Any) -> Event:
+    """Return the event `job.{what}` of a row of `jobs`: what names it, nothing of its payload or its output."""
     named = {
         "jobId": job["id"],
         "scheduleId": job["job_schedule_id"],
@@ -92,7 +97,6 @@ def event_payload(job: Mapping[str, Any], attempt: int, ended: Ended) -> dict[st
         "hostId": job["host_id"],
         "type": job["type"],
         "queue": f"jobs:{job['tenant_id']}",
-        "status": job["status"],
-        "attempts": attempt,
     }
-    return named | ({"errorCode": ended.error_code, "error": ended.error} if ended.status == "failed" else {})
+    about, key = f"job:{job['id']}", job["key"]
+    return Event(job["tenant_id"], f"{key}:{what}", f"job.{what}", about, named | more, key)

@@ -12,28 +12,16 @@ from ecluse.access.wire import Deleted, Shape, camel
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.query import Row, fetch_all, fetch_one
+from ecluse.flows.jobs import job_shapes as shapes
 from ecluse.flows.jobs import places, states
-from ecluse.flows.jobs.job_shapes import (
-    AgentRow,
-    ChangedServer,
-    HostRow,
-    JobDetail,
-    JobFilters,
-    JobRow,
-    JobRunRow,
-    LogFilters,
-    LogRow,
-    NewHost,
-    NewServer,
-    NewToken,
-    ServerRow,
-)
 
 surface = Surface("jobs")
 READ, TAKEN = "jobs.read", ("NAME_TAKEN",)
 JOB = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
 RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
-ONE, SERVER, HOST = "/api/jobs/{job_id}", "/api/jobs/servers/{server_id}", "/api/jobs/hosts/{host_id}"
+ONE, SERVERS, HOSTS = "/api/jobs/{job_id}", "/api/jobs/servers", "/api/jobs/hosts"
+SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
+CREATE_SERVER = ("jobs servers create", "name", "hostId")
 
 
 async def _known(look: Look, job_id: str) -> None:
@@ -42,31 +30,31 @@ async def _known(look: Look, job_id: str) -> None:
 
 surface.listing(
     "/api/jobs",
-    Listing("jobs", JobRow, "job_list", READ, filters=JobFilters),
+    Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters),
     list_jobs="List jobs of the organisation, the newest first.",
     command=Command("jobs list", columns=("id", "status", "type", "attempts", "errorCode", "scheduleId", "createdAt")),
 )
 surface.listing(
-    "/api/jobs/servers",
-    Listing("servers", ServerRow, "job_server_list", READ, order=("id",)),
+    SERVERS,
+    Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",)),
     list_job_servers="List the server instances of the organisation.",
     command=Command("jobs servers list", columns=("id", "name", "host", "hostId")),
 )
 surface.listing(
-    "/api/jobs/hosts",
-    Listing("hosts", HostRow, "job_host_list", READ, order=("id",)),
+    HOSTS,
+    Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",)),
     list_job_hosts="List the hosts of the organisation.",
     command=Command("jobs hosts list", columns=("id", "name", "createdAt")),
 )
 surface.listing(
     "/api/jobs/agents",
-    Listing("agents", AgentRow, "job_agent_list", READ),
+    Listing("agents", shapes.AgentRow, "job_agent_list", READ),
     list_job_agents="List the agents of the organisation, the newest first; revoked ones, too.",
     command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "version")),
 )
 surface.listing(
     f"{ONE}/logs",
-    Listing("chunks", LogRow, "job_log_list", READ, LogFilters, ("attempt", "start"), named=("job_id",)),
+    Listing("chunks", shapes.LogRow, "job_log_list", READ, shapes.LogFilters, ("attempt", "start"), named=("job_id",)),
     check=_known,
     list_job_logs="List the log of a job, part by part, in order. Secrets in it are hidden.",
     command=Command("jobs logs", columns=("attempt", "at", "text"), empty="nothing was logged"),
@@ -91,16 +79,16 @@ def _changes(
     return surface.operation(method, path, answer=answer, refuses=refuses, command=command, **given)  # type: ignore[arg-type]
 
 
-@surface.read(ONE, needs=READ, answer=JobDetail, command=Command("jobs show"))
+@surface.read(ONE, needs=READ, answer=shapes.JobDetail, command=Command("jobs show"))
 async def show_job(look: Look, job_id: str) -> Row:
     """Show a job with its attempts; the secrets in its payload are hidden."""
     job = await _job(look, job_id)
     runs = await fetch_all(look.connection, dict, RUNS, (look.tenant, job_id))
-    shown = [_shaped(JobRunRow, run) for run in runs]
-    return _shaped(JobDetail, job | {"runs": shown})
+    shown = [_shaped(shapes.JobRunRow, run) for run in runs]
+    return _shaped(shapes.JobDetail, job | {"runs": shown})
 
 
-@_changes("POST", f"{ONE}/cancel", "job.cancel", JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
+@_changes("POST", f"{ONE}/cancel", "job.cancel", shapes.JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
 async def cancel_job(act: Act, job_id: str) -> Row:
     """Cancel a job: one that waits has failed with `CANCELLED` at once; one that is running is stopped by its agent,
     which learns of it when it renews its lease."""
@@ -109,32 +97,29 @@ async def cancel_job(act: Act, job_id: str) -> Row:
     return await show_job(act, job_id)
 
 
-@_changes("POST", f"{ONE}/retry", "job.retry", JobDetail, "jobs retry", status=201, refuses=("CONFLICT",))
+@_changes("POST", f"{ONE}/retry", "job.retry", shapes.JobDetail, "jobs retry", status=201, refuses=("CONFLICT",))
 async def retry_job(act: Act, job_id: str) -> Row:
     """Make a new job like this one, which has failed; the failed one stays as it is."""
     await _job(act, job_id)
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
 
-@_changes("POST", "/api/jobs/hosts", "job_host.create", HostRow, "jobs hosts create", "name", status=201, refuses=TAKEN)
-async def create_job_host(act: Act, body: NewHost) -> Row:
+@_changes("POST", HOSTS, "job_host.create", shapes.HostRow, "jobs hosts create", "name", status=201, refuses=TAKEN)
+async def create_job_host(act: Act, body: shapes.NewHost) -> Row:
     """Create a host: a machine on which one agent executes jobs."""
     host = await places.create(act.connection, act.tenant, body.name, act.caller.name)
     return await _place(act, "host", host)
 
 
-@_changes(
-    "POST", "/api/jobs/servers", "job_server.create", ServerRow, "jobs servers create", "name", "hostId",
-    status=201, refuses=TAKEN,
-)  # fmt: skip
-async def create_job_server(act: Act, body: NewServer) -> Row:
+@_changes("POST", SERVERS, "job_server.create", shapes.ServerRow, *CREATE_SERVER, status=201, refuses=TAKEN)
+async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
     """Create a server instance, which schedules name; the agent of its host executes its jobs."""
     server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
     return await _place(act, "server", server)
 
 
-@_changes("PATCH", SERVER, "job_server.update", ServerRow, "jobs servers update", refuses=TAKEN)
-async def change_job_server(act: Act, server_id: str, body: ChangedServer) -> Row:
+@_changes("PATCH", SERVER, "job_server.update", shapes.ServerRow, "jobs servers update", refuses=TAKEN)
+async def change_job_server(act: Act, server_id: str, body: shapes.ChangedServer) -> Row:
     """Rename a server instance, or move it to another host."""
     await places.change_server(act.connection, act.tenant, server_id, body.model_dump(exclude_unset=True))
     return await _place(act, "server", server_id)
@@ -154,7 +139,7 @@ async def delete_job_host(act: Act, host_id: str) -> Row:
     return {"id": host_id, "deleted": True}
 
 
-@_changes("POST", f"{HOST}/token", "job_host.token", NewToken, "jobs hosts token", status=201)
+@_changes("POST", f"{HOST}/token", "job_host.token", shapes.NewToken, "jobs hosts token", status=201)
 async def create_enrolment_token(act: Act, host_id: str) -> Row:
     """Make a token with which the agent of a host enrols, once, within an hour. The agent that the host has is revoked
     then."""
@@ -163,7 +148,7 @@ async def create_enrolment_token(act: Act, host_id: str) -> Row:
     return {"hostId": host_id, "expiresAt": expires_at}
 
 
-@_changes("POST", "/api/jobs/agents/{agent_id}/revoke", "job_agent.revoke", AgentRow, "jobs agents revoke")
+@_changes("POST", "/api/jobs/agents/{agent_id}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke")
 async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
     end."""
@@ -180,8 +165,8 @@ async def _job(look: Look, job_id: str) -> Row:
 
 
 async def _place(look: Look, kind: str, named: str) -> Row:
-    shapes: dict[str, type[Shape]] = {"host": HostRow, "server": ServerRow, "agent": AgentRow}
-    return _shaped(shapes[kind], await places.show(look.connection, look.tenant, kind, named))
+    row: dict[str, type[Shape]] = {"host": shapes.HostRow, "server": shapes.ServerRow, "agent": shapes.AgentRow}
+    return _shaped(row[kind], await places.show(look.connection, look.tenant, kind, named))
 
 
 def _shaped(shape: type[Shape], row: Row) -> Row:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from psycopg.types.json import Jsonb
 
@@ -16,22 +16,10 @@ from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_now, fetch_one
 from ecluse.engine import Event, write_events
-from ecluse.flows.jobs.attempts import (
-    CANCELLED,
-    LEASE_LOST,
-    NO_AGENT,
-    Ended,
-    Kept,
-    Open,
-    event_payload,
-    judged,
-    kept_as,
-)
+from ecluse.flows.jobs import attempts
+from ecluse.flows.jobs.attempts import Ended, Kept, Open, Verdict, event, judged, kept_as
 
 BATCH = 200
-LOST = Ended("failed", LEASE_LOST, "The agent did not renew the lease; how far the job came is not known.")
-NOT_CLAIMED = Ended("failed", NO_AGENT, "No agent of the host claimed the job within the time that a job may wait.")
-CANCELLED_WAITING = Ended("failed", CANCELLED, "The job was cancelled before an agent claimed it.")
 
 # One statement, so that an idle poll costs one: it notes that the agent is there, and claims what its host has.
 CLAIM = """
@@ -111,7 +99,7 @@ AGAIN = f"""
 WITH made AS (
     INSERT INTO jobs (id, tenant_id, key, job_schedule_id, server_instance_id, host_id, type, payload, payload_secret,
         timeout_seconds, max_attempts, backoff_ms, backoff_type, created_by, created_at)
-    SELECT %(job)s, j.tenant_id, 'schedule:' || j.job_schedule_id || ':manual-' || %(uuid)s, j.job_schedule_id,
+    SELECT %(job)s, j.tenant_id, 'schedule:' || j.job_schedule_id || ':retry-' || %(uuid)s, j.job_schedule_id,
         j.server_instance_id, j.host_id, j.type, j.payload, j.payload_secret, j.timeout_seconds, j.max_attempts,
         j.backoff_ms, j.backoff_type, %(by)s, %(now)s
     FROM jobs j WHERE j.id = %(again)s AND j.status = 'failed' RETURNING *),
@@ -175,14 +163,14 @@ async def end_lost(connection: Connection) -> int:
     """End attempts whose lease is over; return how many."""
     async with connection.transaction():
         found = await fetch_all(connection, Open, LEASES_OVER)
-        return await _end(connection, [(one, LOST) for one in found])
+        return await _end(connection, [(one, attempts.LOST) for one in found])
 
 
 async def end_unclaimed(connection: Connection, longest: timedelta) -> int:
     """End attempts that no agent has claimed for `longest`; return how many."""
     async with connection.transaction():
         found = await fetch_all(connection, Open, UNCLAIMED, (longest,))
-        return await _end(connection, [(one, NOT_CLAIMED) for one in found])
+        return await _end(connection, [(one, attempts.NOT_CLAIMED) for one in found])
 
 
 async def cancel(connection: Connection, job_id: str, by: str) -> None:
@@ -193,7 +181,7 @@ async def cancel(connection: Connection, job_id: str, by: str) -> None:
         raise Conflict("The job has ended already.", code="ALREADY_ENDED")
     await connection.execute(CANCEL, (by, job_id))
     if attempt.status == "pending":
-        await _end(connection, [(attempt, CANCELLED_WAITING)])
+        await _end(connection, [(attempt, attempts.CANCELLED_WAITING)])
 
 
 async def make_again(connection: Connection, job_id: str, by: str) -> str:
@@ -204,11 +192,7 @@ async def make_again(connection: Connection, job_id: str, by: str) -> str:
     job = await fetch_one(connection, dict, AGAIN, given | ids)
     if job is None:
         raise Conflict("Only a failed job can be repeated.", code="CONFLICT")
-    named = {"jobId": job["id"], "jobRunId": ids["run"], "scheduleId": job["job_schedule_id"], "retryOf": job_id}
-    more = {"serverInstanceId": job["server_instance_id"], "hostId": job["host_id"], "type": job["type"]}
-    payload = named | more | {"queue": f"jobs:{job['tenant_id']}"}
-    created = Event(job["tenant_id"], f"{job['key']}:created", "job.created", f"job:{job['id']}", payload, job["key"])
-    await write_events(connection, [created])
+    await write_events(connection, [event(job, "created", jobRunId=ids["run"], retryOf=job_id)])
     return str(job["id"])
 
 
@@ -217,19 +201,19 @@ async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> in
     if not ends:
         return 0
     now = await fetch_now(connection)
-    rows: list[dict[str, Any]] = []
-    for attempt, how in ends:
-        ended, job_status, retry_at = judged(attempt, how, now)
+    verdicts = {attempt.run_id: (attempt, judged(attempt, how, now)) for attempt, how in ends}
+    rows: list[Row] = []
+    for attempt, (ended, job_status, retry_at) in verdicts.values():
         next_id = None if retry_at is None else cuid(int(now.timestamp() * 1000))
         row = {"run_id": attempt.run_id, "was": attempt.status, "job_status": job_status, "next_id": next_id}
         rows.append({**row, "retry_at": retry_at, **ended._asdict()})
     over = await fetch_all(connection, dict, END, (as_json(rows),))
-    by_run = {attempt.run_id: (attempt.attempt, judged(attempt, how, now).ended) for attempt, how in ends}
-    await write_events(connection, [_over(job, *by_run[job["run_id"]]) for job in over])
+    await write_events(connection, [_over(job, *verdicts[job["run_id"]]) for job in over])
     return len(rows)
 
 
-def _over(job: Row, attempt: int, ended: Ended) -> Event:
-    what = "job.completed" if job["status"] == "succeeded" else "job.failed"
-    payload = event_payload(job, attempt, ended)
-    return Event(job["tenant_id"], f"{job['key']}:ended", what, f"job:{job['id']}", payload, job["key"])
+def _over(job: Row, last: Open, verdict: Verdict) -> Event:
+    ended, about = verdict.ended, {"status": job["status"], "attempts": last.attempt}
+    if ended.status == "succeeded":
+        return event(job, "completed", **about)
+    return event(job, "failed", **about, errorCode=ended.error_code, error=ended.error)

@@ -1,4 +1,4 @@
-"""What is done periodically about jobs: waking the long polls of agents, ending attempts that nobody works on."""
+"""What is done periodically about jobs: waking the long polls of agents, ending attempts that no agent works on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ecluse.engine import Job, Role
 from ecluse.flows.jobs import states
 
 LOOK_SECONDS, SWEEP_SECONDS = 1.0, 2.0
-API: frozenset[Role] = frozenset({"api"})
-SWEEPERS: frozenset[Role] = frozenset({"worker", "scheduler"})
+API, SWEEPERS = frozenset[Role]({"api"}), frozenset[Role]({"worker", "scheduler"})
 
 WAITED_FOR = """
 SELECT h FROM unnest(%s::text[]) AS h
