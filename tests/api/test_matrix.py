@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from ecluse.access.permissions import PERMISSIONS, ROLES
+from ecluse.access.permissions import EXECUTE, PERMISSIONS, ROLES, permissions_of
 from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
@@ -33,9 +33,12 @@ SIGNED = {
     "/apps/{app_id}/channels/{channel}",
     "/apps/{app_id}/channels/{channel}/users",
 }
+# The token in the body is what counts.
+BY_TOKEN = {"/api/agent/enrol"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
-CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin")
+CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin", "agent")
+CREDENTIAL = "ecl_agent_" + "y" * 43
 SERVER = "cmatrix000000000000000000"
 # What succeeds for those who may; a new route that changes something needs its own here.
 BODIES = {
@@ -65,6 +68,18 @@ BODIES = {
         "jobType": "noop",
     },
     "/api/jobs/schedules/{job_schedule_id}": {"description": "matrix"},
+    "/api/agent/jobs/claim": {
+        "max": 0,
+        "waitSeconds": 0,
+        "types": [],
+        "version": "1",
+        "claimKey": "00000000-0000-4000-8000-000000000000",
+    },
+    "/api/agent/job-runs/{job_run_id}/renew": {"fence": 1},
+    "/api/agent/job-runs/{job_run_id}/logs": {"fence": 1, "offset": 0, "text": "matrix"},
+    "/api/agent/job-runs/{job_run_id}/result": {"fence": 1, "status": "succeeded"},
+    "/api/jobs/servers": {"hostId": SERVER},
+    "/api/jobs/servers/{server_id}": {},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -101,6 +116,7 @@ NAMED = (
     "/api/pricing/rules",
     "/api/pricing/runs",
     "/api/jobs/schedules",
+    "/api/jobs/servers",
     "/api/leases/release",
     "/api/audits",
     "/api/automation/trigger",
@@ -209,8 +225,51 @@ INSERT INTO job_schedules (id, tenant_id, schedule_id, server_instance_id, job_t
 VALUES (%(run)s::text, 'default', %(run)s + 400000, %(server)s, 'noop', '{}', 0, 1000, 'fixed', 'a test')
 ON CONFLICT DO NOTHING
 """
+# A host without servers, its agent and a server elsewhere; a job that waits, one that has failed, one that is running.
+JOB = """
+WITH host AS (
+    INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)
+    VALUES (%(id)s, 'default', 'matrix ' || %(id)s, 'a test', ecluse_now(), ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL),
+agent AS (
+    INSERT INTO job_agents (id, tenant_id, host_id, hostname, platform, version, credential_hash, enrolled_at,
+        last_seen_at)
+    VALUES (%(id)s, 'default', %(id)s, 'h', 'p', '1', sha256(%(id)s::bytea), ecluse_now(), ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET revoked_at = NULL),
+server AS (
+    INSERT INTO job_servers (id, tenant_id, host_id, name, created_by, created_at, updated_at)
+    VALUES (%(id)s, 'default', %(server)s, 'matrix ' || %(id)s, 'a test', ecluse_now(), ecluse_now())
+    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL),
+job AS (
+    INSERT INTO jobs (id, tenant_id, key, job_schedule_id, server_instance_id, host_id, type, payload, max_attempts,
+        backoff_ms, backoff_type, status, created_by, created_at, ended_at)
+    SELECT n.id, 'default', n.id, %(id)s, %(server)s, n.host, 'noop', '{}', 1, 0, 'fixed', n.status, 'a test',
+        ecluse_now(), CASE n.status WHEN 'failed' THEN ecluse_now() END
+    FROM (VALUES (%(id)s, 'pending', %(id)s), (%(failed)s, 'failed', %(id)s), ('r' || %(id)s, 'running', %(server)s))
+        AS n(id, status, host)
+    ON CONFLICT (id) DO UPDATE SET status = excluded.status, ended_at = excluded.ended_at)
+INSERT INTO job_runs (id, tenant_id, job_id, host_id, attempt, status, fence, due_at, agent_id, claim_key, started_at,
+    lease_ends_at, ended_at, error_code)
+VALUES ('w' || %(id)s, 'default', %(id)s, %(id)s, 1, 'pending', 0, ecluse_now(), NULL, NULL, NULL, NULL, NULL, NULL),
+    ('f' || %(id)s, 'default', %(failed)s, %(id)s, 1, 'failed', 0, ecluse_now(), NULL, NULL, NULL, NULL, ecluse_now(),
+        'NO_AGENT'),
+    (%(id)s, 'default', 'r' || %(id)s, %(server)s, 1, 'running', 1, ecluse_now(), 'matrix', gen_random_uuid(),
+        ecluse_now(), ecluse_now() + interval '1 hour', NULL, NULL)
+ON CONFLICT (id) DO UPDATE SET status = excluded.status, ended_at = excluded.ended_at, error_code = excluded.error_code
+"""
+AGENT = """
+WITH host AS (
+    INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)
+    VALUES (%(server)s, 'default', 'matrix', 'a test', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING)
+INSERT INTO job_agents (id, tenant_id, host_id, hostname, platform, version, credential_hash, enrolled_at, last_seen_at)
+VALUES ('matrix', 'default', %(server)s, 'h', 'p', '1', sha256(%(credential)s), ecluse_now(), ecluse_now())
+"""
 APART = 500_000
-ENDED = ("/api/automation/runs/", "/api/runs/{run_id}/redrive")  # about the run that has ended
+ENDED = (
+    "/api/automation/runs/",
+    "/api/runs/{run_id}/redrive",
+    "/api/jobs/{job_id}/retry",
+)  # about the run that has ended
 # One number for all of them: whatever a path asks for is there.
 TOLD = """
 WITH made AS (
@@ -249,7 +308,8 @@ def callers(shared_dsn):
         connection.execute(hint.format("revoked_at = ecluse_now()"), (made["revoked"][:8],))
         connection.execute(hint.format("scope = 'SELF', crm_user_id = '7'"), (made["limited scope"][:8],))
         connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
-    return made
+        connection.execute(AGENT, {"server": SERVER, "credential": CREDENTIAL.encode()})
+    return made | {"agent": CREDENTIAL}
 
 
 @pytest.fixture
@@ -284,6 +344,7 @@ def something(shared_api, shared_dsn):
             for statement in (PRICING, RULE_RUN):
                 connection.execute(statement, {"id": int(run)})
             connection.execute(JOBS, {"run": int(run), "server": SERVER})
+            connection.execute(JOB, {"id": run, "failed": str(int(run) + APART), "server": SERVER})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
@@ -313,6 +374,8 @@ def named(path, number, cells):
         "/api/automation/schedules": {"name": f"matrix cell {cells}"},
         "/api/schedules": {"name": f"matrix cell {cells}"},
         "/api/tenants": {"id": f"matrix-{cells}"},
+        "/api/jobs/hosts": {"name": f"matrix cell {cells}"},
+        "/api/jobs/servers": {"name": f"matrix cell {cells}"},
     }.get(path, {})
 
 
@@ -322,8 +385,8 @@ def expected(who, path, route):
         return {401}
     if who == "disabled tenant" or (who == "limited scope" and not declared["x-narrowed"]):
         return {403}
-    role = who if who in ROLES else "admin"
-    if declared["x-permission"] not in ROLES[role]:
+    role = who if who in ROLES or who == "agent" else "admin"
+    if declared["x-permission"] not in permissions_of(role):
         return {403}
     if who != "admin" and (
         path.startswith(ADMINISTERED) or (path.startswith("/api/lanes/") and not route.methods & {"GET"})
@@ -343,7 +406,7 @@ def expected(who, path, route):
 def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, something):
     wrong, cells, number = [], 0, something()
     for method, path, route in table(shared_api.app):
-        if path in PUBLIC | SIGNED | BY_CHANNEL or (path in NAME_OF_NONE and route is None):
+        if path in PUBLIC | SIGNED | BY_CHANNEL | BY_TOKEN or (path in NAME_OF_NONE and route is None):
             continue
         for who in CALLERS:
             apart = path.startswith((*ENDED, "/api/keys/"))
@@ -373,7 +436,7 @@ def test_a_route_without_a_permission_is_public_by_name_or_not_at_all(shared_api
         for _, path, route in table(shared_api.app)
         if route and not (isinstance(route, APIRoute) and (route.openapi_extra or {}).get("x-permission"))
     }
-    assert undeclared <= PUBLIC | SIGNED
+    assert undeclared <= PUBLIC | SIGNED | BY_TOKEN
 
 
 def test_a_signed_route_takes_no_key_instead_of_a_signature(shared_api, callers):
@@ -424,9 +487,9 @@ def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
 def test_the_document_names_every_route_its_permission_and_the_shape_of_its_errors(shared_api):
     document = shared_api.with_key(None).get("/openapi.json").json
     for method, path, route in table(shared_api.app):
-        if isinstance(route, APIRoute) and path not in PUBLIC | SIGNED:
+        if isinstance(route, APIRoute) and path not in PUBLIC | SIGNED | BY_TOKEN:
             described = document["paths"][path][method.lower()]
-            assert described["x-permission"] in PERMISSIONS
+            assert described["x-permission"] in PERMISSIONS | {EXECUTE}
             assert described["description"]
             shape = described["responses"]["401"]["content"]["application/json"]["schema"]
             assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}

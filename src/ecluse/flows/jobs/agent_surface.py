@@ -14,8 +14,8 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from ecluse.access import agents, answers
-from ecluse.access.door import UNKNOWN_AGENT, caller_of, needs
-from ecluse.access.envelope import Refused, as_json
+from ecluse.access.door import UNKNOWN_AGENT, caller_of, check_storable, needs
+from ecluse.access.envelope import ErrorAnswer, Refused, as_json
 from ecluse.access.keys import digest
 from ecluse.access.permissions import EXECUTE
 from ecluse.access.polls import woken_within
@@ -32,6 +32,7 @@ from ecluse.flows.jobs.sweeps import Leasing
 surface = Surface("agent")
 enrolment = APIRouter(tags=["agent"])
 ONE = "/api/agent/job-runs/{job_run_id}"
+REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorAnswer}, 422: {"model": ErrorAnswer}}
 LONGEST_WAIT, MOST_JOBS = 30, 16
 OFFLINE_AFTER = timedelta(minutes=1)
 REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
@@ -120,12 +121,12 @@ class KeptResult(CamelShape):
     kept: Literal["result", "evidence", "repeated"]
 
 
-@enrolment.post("/api/agent/enrol", status_code=201, response_model=EnrolledAgent)
+@enrolment.post("/api/agent/enrol", status_code=201, response_model=EnrolledAgent, responses=REFUSED)
 async def enrol_agent(request: Request, body: Enrolment) -> Response:
     """Exchange an enrolment token, once, for the credential of its host's agent."""
+    check_storable(about := body.model_dump())
     async with writes_of(request).connection("") as connection, connection.transaction():
-        about = {"hostname": body.hostname, "platform": body.platform, "version": body.version}
-        found = await agents.enrol(connection, body.token, **about)
+        found = await agents.enrol(connection, **about)
     if found is None:
         remedy = "make a new one with `ecluse jobs hosts token`"
         raise Refused(401, "ENROLMENT_REFUSED", f"This enrolment token is unknown, expired or used: {remedy}.")

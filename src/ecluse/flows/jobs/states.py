@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -181,7 +182,7 @@ async def cancel(connection: Connection, job_id: str, by: str) -> None:
         raise Conflict("The job has ended already.", code="ALREADY_ENDED")
     await connection.execute(CANCEL, (by, job_id))
     if attempt.status == "pending":
-        await _end(connection, [(attempt, attempts.CANCELLED_WAITING)])
+        await _end(connection, [(replace(attempt, cancelled=True), attempts.CANCELLED_WAITING)])
 
 
 async def make_again(connection: Connection, job_id: str, by: str) -> str:
