@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field
 
 from ecluse.access import agents, answers
 from ecluse.access.door import UNKNOWN_AGENT, caller_of, check_storable, needs
@@ -20,11 +19,11 @@ from ecluse.access.keys import digest
 from ecluse.access.permissions import EXECUTE
 from ecluse.access.polls import woken_within
 from ecluse.access.surface import Act, Surface
-from ecluse.access.wire import CamelBody, CamelShape, writes_of
+from ecluse.access.wire import CamelBody, CamelShape, camel, writes_of
 from ecluse.base.errors import Conflict
 from ecluse.base.masking import without_texts
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_value
+from ecluse.db.query import Row
 from ecluse.flows.jobs import logs, states
 from ecluse.flows.jobs.attempts import Ended, Open, Status
 from ecluse.flows.jobs.sweeps import Leasing
@@ -36,7 +35,6 @@ REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorAnswer}, 422: {"
 LONGEST_WAIT, MOST_JOBS = 30, 16
 OFFLINE_AFTER = timedelta(minutes=1)
 REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
-SEALED = "SELECT payload_secret FROM jobs WHERE id = %s"
 
 
 Short = Annotated[str, Field(max_length=500)]
@@ -107,13 +105,19 @@ class LogEnd(CamelShape):
     capped: bool = Field(description="The log is full: further chunks are not kept.")
 
 
+def _small(output: Any) -> Any:
+    if len(json.dumps(output)) > logs.LARGEST_CHUNK:
+        raise ValueError(f"has more than {logs.LARGEST_CHUNK} characters: send it as a log")
+    return output
+
+
 class ResultBody(CamelBody):
     fence: Fence
     status: Literal["succeeded", "failed"]
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     error_code: str | None = Field(None, pattern=r"^[A-Z][A-Z0-9_]{0,63}$")
     error: str | None = Field(None, max_length=4_000)
-    output: Any = None
+    output: Annotated[Any, AfterValidator(_small)] = None
 
 
 class KeptResult(CamelShape):
@@ -131,9 +135,8 @@ async def enrol_agent(request: Request, body: Enrolment) -> Response:
         remedy = "make a new one with `ecluse jobs hosts token`"
         raise Refused(401, "ENROLMENT_REFUSED", f"This enrolment token is unknown, expired or used: {remedy}.")
     agent, credential = found
-    lease = _leasing(request).lease.total_seconds()
-    named = {"agentId": agent.id, "hostId": agent.host_id, "credential": credential, "leaseSeconds": lease}
-    return as_json(named, 201)
+    named = {"agentId": agent.id, "hostId": agent.host_id, "credential": credential}
+    return as_json({**named, "leaseSeconds": _leasing(request).lease.total_seconds()}, 201)
 
 
 @surface.operation("POST", "/api/agent/rotate", needs=EXECUTE, answer=NewCredential, action=None, refuses=REVOKED)
@@ -177,16 +180,15 @@ async def renew_lease(act: Act, job_run_id: str, body: Renewal) -> Row:
     if renewed is None:
         await _attempt(act, job_run_id, body.fence)
         raise Conflict("The lease is over: the attempt counts as failed. Stop the job.", code="LEASE_LOST")
-    ends_at = renewed.lease_ends_at
-    return {"cancel": renewed.cancel, "leaseSeconds": lease.total_seconds(), "leaseEndsAt": ends_at}
+    return camel({**renewed, "lease_seconds": lease.total_seconds()})
 
 
 @surface.operation("POST", f"{ONE}/logs", needs=EXECUTE, answer=LogEnd, action=None, refuses=(*FENCED, "LOG_GAP"))
 async def append_log(act: Act, job_run_id: str, body: LogChunk) -> Row:
     """Append a chunk to the log of an attempt; a repeated chunk changes nothing."""
-    await _attempt(act, job_run_id, body.fence)
-    given = (act.state.secrets, act.tenant, job_run_id, body.offset, body.text)
-    following, capped = await logs.append(act.connection, *given)
+    attempt = await _attempt(act, job_run_id, body.fence)
+    hidden = await logs.secrets_of(act.connection, act.state.secrets, attempt)
+    following, capped = await logs.append(act.connection, attempt, hidden, body.offset, body.text)
     return {"next": following, "capped": capped}
 
 
@@ -195,8 +197,7 @@ async def report_result(act: Act, job_run_id: str, body: ResultBody) -> Row:
     """Report the result of an attempt. Repeated, or after the lease was lost, it changes nothing that has happened
     since; the first late one is kept as evidence."""
     attempt = await _attempt(act, job_run_id, body.fence)
-    name = await fetch_value(act.connection, SEALED, (attempt.job_id,))
-    hidden = await logs.secrets_of(act.connection, act.state.secrets, act.tenant, name)
+    hidden = await logs.secrets_of(act.connection, act.state.secrets, attempt)
     failed = body.status == "failed"
     code, error = (body.error_code or "FAILED", without_texts(body.error, hidden)) if failed else (None, None)
     ended = Ended(body.status, code, error, body.exit_code, without_texts(body.output, hidden))
@@ -216,8 +217,7 @@ async def _with_payloads(request: Request, connection: Connection, tenant: str, 
         {
             "jobRunId": row["id"],
             "payload": json.loads(opened[row["payload_secret"]]) if row["payload_secret"] else row["payload"],
-            **{to_camel(name): row[name] for name in ("job_id", "attempt", "fence", "type", "timeout_seconds")},
-            **{to_camel(name): row[name] for name in ("lease_seconds", "lease_ends_at")},
+            **camel({name: row[name] for name in ClaimedJob.model_fields if name not in ("job_run_id", "payload")}),
         }
         for row in rows
     ]

@@ -35,6 +35,8 @@ class Open:
     backoff_ms: int
     backoff_type: Literal["fixed", "exponential"]
     cancelled: bool  # a cancellation was requested
+    payload_secret: str | None = None
+    log_length: int = 0
 
 
 class Ended(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from psycopg.types.json import Jsonb
@@ -59,7 +59,7 @@ RETURNING j.cancel_requested_at IS NOT NULL AS cancel, r.lease_ends_at
 """
 OPEN = """
 SELECT r.id AS run_id, r.tenant_id, r.job_id, r.attempt, r.status, r.fence, r.error_code, r.late_status, j.max_attempts,
-       j.backoff_ms, j.backoff_type, j.cancel_requested_at IS NOT NULL AS cancelled
+       j.backoff_ms, j.backoff_type, j.cancel_requested_at IS NOT NULL AS cancelled, j.payload_secret, r.log_length
 FROM job_runs r JOIN jobs j ON j.id = r.job_id WHERE {which} FOR UPDATE OF r, j {rest}
 """
 OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s", rest="")
@@ -122,11 +122,6 @@ class Claim(NamedTuple):
     away: timedelta  # silence after which an agent was offline
 
 
-class LeaseEnd(NamedTuple):
-    cancel: bool
-    lease_ends_at: datetime
-
-
 async def claim(connection: Connection, wanted: Claim) -> list[Row] | None:
     """Claim attempts that wait for the agent's host, or return those that this key has claimed before; None if the
     agent has been revoked."""
@@ -134,10 +129,10 @@ async def claim(connection: Connection, wanted: Claim) -> list[Row] | None:
     return [row for row in rows if row["id"] is not None] if rows[0]["known"] else None
 
 
-async def renew(connection: Connection, agent: str, run_id: str, fence: int, lease: timedelta) -> LeaseEnd | None:
-    """Extend the lease of a running attempt; None if it is over."""
+async def renew(connection: Connection, agent: str, run_id: str, fence: int, lease: timedelta) -> Row | None:
+    """Extend the lease of a running attempt; return its end, and whether to `cancel` the job. None if it is over."""
     given = {"agent": agent, "run": run_id, "fence": fence, "lease": lease}
-    return await fetch_one(connection, LeaseEnd, RENEW, given)
+    return await fetch_one(connection, dict, RENEW, given)
 
 
 async def attempt_of(connection: Connection, tenant: str, host: str, run_id: str, fence: int) -> Open:
