@@ -19,6 +19,7 @@ from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.web.door import Page
+from tests.support import job_rows
 from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_connections, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -225,45 +226,6 @@ INSERT INTO job_schedules (id, tenant_id, schedule_id, server_instance_id, job_t
 VALUES (%(run)s::text, 'default', %(run)s + 400000, %(server)s, 'noop', '{}', 0, 1000, 'fixed', 'a test')
 ON CONFLICT DO NOTHING
 """
-# A host without servers, its agent and a server elsewhere; a job that waits, one that has failed, one that is running.
-JOB = """
-WITH host AS (
-    INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)
-    VALUES (%(id)s, 'default', 'matrix ' || %(id)s, 'a test', ecluse_now(), ecluse_now())
-    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL),
-agent AS (
-    INSERT INTO job_agents (id, tenant_id, host_id, hostname, platform, version, credential_hash, enrolled_at,
-        last_seen_at)
-    VALUES (%(id)s, 'default', %(id)s, 'h', 'p', '1', sha256(%(id)s::bytea), ecluse_now(), ecluse_now())
-    ON CONFLICT (id) DO UPDATE SET revoked_at = NULL),
-server AS (
-    INSERT INTO job_servers (id, tenant_id, host_id, name, created_by, created_at, updated_at)
-    VALUES (%(id)s, 'default', %(server)s, 'matrix ' || %(id)s, 'a test', ecluse_now(), ecluse_now())
-    ON CONFLICT (id) DO UPDATE SET deleted_at = NULL),
-job AS (
-    INSERT INTO jobs (id, tenant_id, key, job_schedule_id, server_instance_id, host_id, type, payload, max_attempts,
-        backoff_ms, backoff_type, status, created_by, created_at, ended_at)
-    SELECT n.id, 'default', n.id, %(id)s, %(server)s, n.host, 'noop', '{}', 1, 0, 'fixed', n.status, 'a test',
-        ecluse_now(), CASE n.status WHEN 'failed' THEN ecluse_now() END
-    FROM (VALUES (%(id)s, 'pending', %(id)s), (%(failed)s, 'failed', %(id)s), ('r' || %(id)s, 'running', %(server)s))
-        AS n(id, status, host)
-    ON CONFLICT (id) DO UPDATE SET status = excluded.status, ended_at = excluded.ended_at)
-INSERT INTO job_runs (id, tenant_id, job_id, host_id, attempt, status, fence, due_at, agent_id, claim_key, started_at,
-    lease_ends_at, ended_at, error_code)
-VALUES ('w' || %(id)s, 'default', %(id)s, %(id)s, 1, 'pending', 0, ecluse_now(), NULL, NULL, NULL, NULL, NULL, NULL),
-    ('f' || %(id)s, 'default', %(failed)s, %(id)s, 1, 'failed', 0, ecluse_now(), NULL, NULL, NULL, NULL, ecluse_now(),
-        'NO_AGENT'),
-    (%(id)s, 'default', 'r' || %(id)s, %(server)s, 1, 'running', 1, ecluse_now(), 'matrix', gen_random_uuid(),
-        ecluse_now(), ecluse_now() + interval '1 hour', NULL, NULL)
-ON CONFLICT (id) DO UPDATE SET status = excluded.status, ended_at = excluded.ended_at, error_code = excluded.error_code
-"""
-AGENT = """
-WITH host AS (
-    INSERT INTO job_hosts (id, tenant_id, name, created_by, created_at, updated_at)
-    VALUES (%(server)s, 'default', 'matrix', 'a test', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING)
-INSERT INTO job_agents (id, tenant_id, host_id, hostname, platform, version, credential_hash, enrolled_at, last_seen_at)
-VALUES ('matrix', 'default', %(server)s, 'h', 'p', '1', sha256(%(credential)s), ecluse_now(), ecluse_now())
-"""
 APART = 500_000
 ENDED = (
     "/api/automation/runs/",
@@ -308,7 +270,7 @@ def callers(shared_dsn):
         connection.execute(hint.format("revoked_at = ecluse_now()"), (made["revoked"][:8],))
         connection.execute(hint.format("scope = 'SELF', crm_user_id = '7'"), (made["limited scope"][:8],))
         connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
-        connection.execute(AGENT, {"server": SERVER, "credential": CREDENTIAL.encode()})
+        connection.execute(job_rows.AGENT, {"server": SERVER, "credential": CREDENTIAL.encode()})
     return made | {"agent": CREDENTIAL}
 
 
@@ -344,7 +306,7 @@ def something(shared_api, shared_dsn):
             for statement in (PRICING, RULE_RUN):
                 connection.execute(statement, {"id": int(run)})
             connection.execute(JOBS, {"run": int(run), "server": SERVER})
-            connection.execute(JOB, {"id": run, "failed": str(int(run) + APART), "server": SERVER})
+            connection.execute(job_rows.JOB, {"id": run, "failed": str(int(run) + APART), "server": SERVER})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
