@@ -2,6 +2,7 @@
 Exit code 0: stopped by a signal; 2: it cannot work, with the reason on stderr."""
 
 import argparse
+import hashlib
 import os
 import platform
 import signal
@@ -45,22 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def enrol(server: Server, store: Store, token_file: Path | None) -> None:
-    """Set the credential of `server`: the kept one, or a new one for the token."""
+    """Set the credential of `server`: the kept one, or one for a token that was not used before."""
     kept, backoff = store.credential(), Backoff()
-    if kept is None and token_file is None:
+    token = token_file.read_text().strip() if token_file is not None else ""
+    if kept is None and not token:
         raise ValueError("This agent is not enrolled: give --token-file, with a token of `ecluse jobs hosts token`.")
+    mark = hashlib.sha256(token.encode()).hexdigest()
     about = {"hostname": platform.node(), "version": VERSION, "platform": platform.platform()}
-    while kept is None and token_file is not None:
+    while kept is None or (token and kept["mark"] != mark):
         try:
-            answer = server.call("/api/agent/enrol", {"token": token_file.read_text().strip(), **about})
-            kept = {**answer, "server": server.url, "since": time.time()}
+            answer = server.call("/api/agent/enrol", {"token": token, **about})
+            kept = {**answer, "server": server.url, "since": time.time(), "mark": mark}
             store.keep_credential(kept)
         except Away as error:
             say(f"enrolment: {error}; trying again")
             time.sleep(backoff.pause())
-    if kept is not None and kept["server"] != server.url:
+    if kept["server"] != server.url:
         raise ValueError(f"The state directory belongs to {kept['server']}. Give another --state for {server.url}.")
-    server.credential = kept and kept["credential"]
+    server.credential = kept["credential"]
 
 
 def _leave(failed: threading.ExceptHookArgs) -> None:

@@ -23,11 +23,10 @@ REASONS = {
 
 
 class Attempt:
-    """`held_until`: the instant of this host's monotonic clock until which the lease is certainly held."""
-
     def __init__(self, server: Server, types: dict[str, JobType], claimed: Json, held_until: float) -> None:
         self.run_id, self.fence = str(claimed["jobRunId"]), int(claimed["fence"])
         self._server, self._types, self._claimed = server, types, claimed
+        # Until then, by this host's monotonic clock, the lease is certainly held.
         self._lease, self._held_until = float(claimed["leaseSeconds"]), held_until
         self._margin, self._ends_at = min(MARGIN, self._lease / 6), float("inf")
         self._stop: str | None = None

@@ -17,9 +17,7 @@ LISTS = {"shell": ("allow", "env"), "http": ("allow",), "noop": ()}
 
 
 @dataclass(frozen=True)
-class JobType:
-    """What the file allows for one type of job."""
-
+class JobType:  # what the file allows for one type of job
     timeout_seconds: int
     output_limit: int
     allow: Sequence[str] = ()

@@ -163,7 +163,7 @@ def test_a_stopped_agent_lets_its_jobs_finish_and_claims_no_more(world):
     assert time.monotonic() - began < 5
 
 
-def test_a_revoked_agent_stops_its_job_and_exits(world):
+def test_a_revoked_agent_stops_its_job_and_exits_until_it_is_enrolled_again(world):
     host, mark = world.host(), f"5{time.time_ns() % 10**8}"
     agent = world.agent(host)
     job = world.job(host, "shell", {"command": [*SHELL, f"sleep {mark}; true"]})
@@ -174,6 +174,9 @@ def test_a_revoked_agent_stops_its_job_and_exits(world):
     assert agent.ended() == 2
     assert "Enrol it again" in agent.log
     assert processes_with(f"sleep {mark}") == []
+    (agent.folder / "token").write_text(world.token(host))
+    agent.start()
+    assert world.ended(world.job(host))["status"] == "succeeded"
 
 
 def test_a_cancelled_job_is_stopped_by_its_agent(world):
