@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention bench-fairness bench-jobs bench-agents chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ bench-fairness: .venv/.ready ## What one tenant at its worst costs another; SECO
 bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,000 of them; JSON=1 prints JSON
 	$(BIN)/python -m bench.jobs $(if $(filter 1,$(JSON)),--json)
 
+bench-agents: .venv/.ready ## What 200 waiting agents cost, and how soon a job reaches one of them; JSON=1 prints JSON
+	$(BIN)/python -m bench.agents $(if $(filter 1,$(JSON)),--json)
+
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1, SEEDS="1 7 42" plays several, SLOW=1 on one slow core, JSON=1 prints JSON
 	$(if $(filter 1,$(SLOW)),taskset -c 0 nice) $(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) \
 		$(if $(SEEDS)$(SEED),--seed $(or $(SEEDS),$(SEED))) $(if $(filter 1,$(JSON)),--json)
@@ -127,6 +130,9 @@ requirements: .venv/.ready ## Write requirements*.txt from pyproject.toml; UPGRA
 	$(COMPILE) pyproject.toml --output-file requirements.txt
 	$(COMPILE) pyproject.toml --extra embedded --group dev --group build --constraint requirements.txt --output-file requirements-dev.txt
 	@! grep -nE '://|[ =]/' requirements*.txt || { echo "a host or a path of this machine slipped in" >&2; exit 1; }
+
+agent: ## The agent as one file, dist/ecluse-agent.pyz, which any Python 3.11 or newer runs
+	$(PYTHON) -m tools.agent_zip dist/ecluse-agent.pyz
 
 sbom: .venv/.ready ## The bill of materials (CycloneDX JSON) of requirements.txt, in dist/ecluse.cdx.json
 	mkdir -p dist

@@ -20,6 +20,7 @@ from ecluse import api, web
 from ecluse.access import envelope
 from ecluse.access.edge import Connection, Edge, Socket
 from ecluse.access.limits import Limiter
+from ecluse.access.polls import Polls
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
 from ecluse.api.realtime import lost_rights
@@ -32,6 +33,7 @@ from ecluse.bootstrap import (
     allowed,
     automation_config,
     bootstrap,
+    job_leasing,
     keep_days,
     lacking,
     notify_setup,
@@ -86,6 +88,7 @@ def create_app(
             secrets=app.state.secrets,
             live=realtime.hub.emit,
             sinks=realtime.sinks,
+            leasing=app.state.leasing,
         )
         files = trace_files(settings, kit.clock)
         trace.listeners.extend(files)
@@ -122,6 +125,7 @@ def create_app(
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
+    app.state.leasing = job_leasing(settings)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)
     app.state.unpriced = unpriced(settings)
     app.state.upkeep = _upkeep(settings, database, flows, roles)
@@ -167,8 +171,8 @@ def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow], roles
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that disconnects realtime listeners before it shuts down: open streams would delay the stop
-    until their clients disconnect."""
+    """A uvicorn server that disconnects realtime listeners and answers long polls before it shuts down: they would
+    delay the stop until their clients disconnect."""
 
     def __init__(self, application: FastAPI) -> None:
         edge: Edge = application.state.edge
@@ -187,10 +191,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._hub: Hub = application.state.realtime.hub
+        self._polls: Polls = application.state.leasing.polls
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:
             listener.close()  # first: a disconnected client must not reconnect to this process
+        self._polls.stop()
         await self._hub.drain()
         await super().shutdown(sockets)
 

@@ -13,12 +13,13 @@ import psycopg
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from ecluse.access.permissions import PERMISSIONS, ROLES
+from ecluse.access.permissions import EXECUTE, PERMISSIONS, ROLES, permissions_of
 from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.webhook_signature import new_secret
 from ecluse.web.door import Page
+from tests.support import job_rows
 from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_connections, add_tenant, new_key
 
 PUBLIC = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -33,9 +34,12 @@ SIGNED = {
     "/apps/{app_id}/channels/{channel}",
     "/apps/{app_id}/channels/{channel}/users",
 }
+# The token in the body is what counts.
+BY_TOKEN = {"/api/agent/enrol"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
-CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin")
+CALLERS = (*UNKNOWN, "disabled tenant", "limited scope", *ROLES, "other tenant's admin", "agent")
+CREDENTIAL = "ecl_agent_" + "y" * 43
 SERVER = "cmatrix000000000000000000"
 # What succeeds for those who may; a new route that changes something needs its own here.
 BODIES = {
@@ -65,6 +69,18 @@ BODIES = {
         "jobType": "noop",
     },
     "/api/jobs/schedules/{job_schedule_id}": {"description": "matrix"},
+    "/api/agent/jobs/claim": {
+        "max": 0,
+        "waitSeconds": 0,
+        "types": [],
+        "version": "1",
+        "claimKey": "00000000-0000-4000-8000-000000000000",
+    },
+    "/api/agent/job-runs/{job_run_id}/renew": {"fence": 1},
+    "/api/agent/job-runs/{job_run_id}/logs": {"fence": 1, "offset": 0, "text": "matrix"},
+    "/api/agent/job-runs/{job_run_id}/result": {"fence": 1, "status": "succeeded"},
+    "/api/jobs/servers": {"hostId": SERVER},
+    "/api/jobs/servers/{server_id}": {},
     "/api/lanes/{name}": {"max_in_flight": 3},
     "/api/lanes/{name}/pause": {"reason": "matrix"},
     "/api/lanes/{name}/resume": {"reason": "matrix"},
@@ -101,6 +117,7 @@ NAMED = (
     "/api/pricing/rules",
     "/api/pricing/runs",
     "/api/jobs/schedules",
+    "/api/jobs/servers",
     "/api/leases/release",
     "/api/audits",
     "/api/automation/trigger",
@@ -210,7 +227,11 @@ VALUES (%(run)s::text, 'default', %(run)s + 400000, %(server)s, 'noop', '{}', 0,
 ON CONFLICT DO NOTHING
 """
 APART = 500_000
-ENDED = ("/api/automation/runs/", "/api/runs/{run_id}/redrive")  # about the run that has ended
+ENDED = (
+    "/api/automation/runs/",
+    "/api/runs/{run_id}/redrive",
+    "/api/jobs/{job_id}/retry",
+)  # about the run that has ended
 # One number for all of them: whatever a path asks for is there.
 TOLD = """
 WITH made AS (
@@ -249,7 +270,8 @@ def callers(shared_dsn):
         connection.execute(hint.format("revoked_at = ecluse_now()"), (made["revoked"][:8],))
         connection.execute(hint.format("scope = 'SELF', crm_user_id = '7'"), (made["limited scope"][:8],))
         connection.execute("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'closed'")
-    return made
+        connection.execute(job_rows.AGENT, {"server": SERVER, "credential": CREDENTIAL.encode()})
+    return made | {"agent": CREDENTIAL}
 
 
 @pytest.fixture
@@ -284,6 +306,7 @@ def something(shared_api, shared_dsn):
             for statement in (PRICING, RULE_RUN):
                 connection.execute(statement, {"id": int(run)})
             connection.execute(JOBS, {"run": int(run), "server": SERVER})
+            connection.execute(job_rows.JOB, {"id": run, "failed": str(int(run) + APART), "server": SERVER})
             for statement in (SCHEDULE, AUTOMATION_RUN, END_AUTOMATION_RUN):
                 connection.execute(statement, {"id": int(run), "run": int(run) + APART})
             return run
@@ -313,6 +336,8 @@ def named(path, number, cells):
         "/api/automation/schedules": {"name": f"matrix cell {cells}"},
         "/api/schedules": {"name": f"matrix cell {cells}"},
         "/api/tenants": {"id": f"matrix-{cells}"},
+        "/api/jobs/hosts": {"name": f"matrix cell {cells}"},
+        "/api/jobs/servers": {"name": f"matrix cell {cells}"},
     }.get(path, {})
 
 
@@ -322,8 +347,8 @@ def expected(who, path, route):
         return {401}
     if who == "disabled tenant" or (who == "limited scope" and not declared["x-narrowed"]):
         return {403}
-    role = who if who in ROLES else "admin"
-    if declared["x-permission"] not in ROLES[role]:
+    role = who if who in ROLES or who == "agent" else "admin"
+    if declared["x-permission"] not in permissions_of(role):
         return {403}
     if who != "admin" and (
         path.startswith(ADMINISTERED) or (path.startswith("/api/lanes/") and not route.methods & {"GET"})
@@ -343,7 +368,7 @@ def expected(who, path, route):
 def test_every_route_answers_every_caller_as_its_permission_says(shared_api, callers, something):
     wrong, cells, number = [], 0, something()
     for method, path, route in table(shared_api.app):
-        if path in PUBLIC | SIGNED | BY_CHANNEL or (path in NAME_OF_NONE and route is None):
+        if path in PUBLIC | SIGNED | BY_CHANNEL | BY_TOKEN or (path in NAME_OF_NONE and route is None):
             continue
         for who in CALLERS:
             apart = path.startswith((*ENDED, "/api/keys/"))
@@ -373,7 +398,7 @@ def test_a_route_without_a_permission_is_public_by_name_or_not_at_all(shared_api
         for _, path, route in table(shared_api.app)
         if route and not (isinstance(route, APIRoute) and (route.openapi_extra or {}).get("x-permission"))
     }
-    assert undeclared <= PUBLIC | SIGNED
+    assert undeclared <= PUBLIC | SIGNED | BY_TOKEN
 
 
 def test_a_signed_route_takes_no_key_instead_of_a_signature(shared_api, callers):
@@ -424,9 +449,9 @@ def test_a_process_without_the_api_role_has_only_the_public_routes(shared_dsn):
 def test_the_document_names_every_route_its_permission_and_the_shape_of_its_errors(shared_api):
     document = shared_api.with_key(None).get("/openapi.json").json
     for method, path, route in table(shared_api.app):
-        if isinstance(route, APIRoute) and path not in PUBLIC | SIGNED:
+        if isinstance(route, APIRoute) and path not in PUBLIC | SIGNED | BY_TOKEN:
             described = document["paths"][path][method.lower()]
-            assert described["x-permission"] in PERMISSIONS
+            assert described["x-permission"] in PERMISSIONS | {EXECUTE}
             assert described["description"]
             shape = described["responses"]["401"]["content"]["application/json"]["schema"]
             assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}

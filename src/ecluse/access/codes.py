@@ -87,6 +87,25 @@ REFUSALS = {
     "ALREADY_RUNNING": Refusal(
         409, "Another run is transcribing the fiche.", "Wait for the end of the run that the message names."
     ),
+    "ENROLMENT_REFUSED": Refusal(
+        401,
+        "The enrolment token of an agent is unknown, expired or used.",
+        "Make a new token: `ecluse jobs hosts token`.",
+    ),
+    "CREDENTIAL_REVOKED": Refusal(
+        401,
+        "The credential of an agent is not known, or was revoked.",
+        "Enrol the agent again, with a new token: `ecluse jobs hosts token`.",
+    ),
+    "LEASE_LOST": Refusal(
+        409, "The lease of the attempt is over: it counts as failed.", "Stop the job, and report its result."
+    ),
+    "FENCE_UNKNOWN": Refusal(
+        409, "The attempt was never given out with this fence; nothing was changed.", "Send the fence of the claim."
+    ),
+    "LOG_GAP": Refusal(
+        409, "A part of the log before this chunk is missing.", "Send the log from the offset that `details` names."
+    ),
     "SERVER_GONE": Refusal(
         409,
         "The server of the job schedule was deleted; no job was made.",

@@ -23,7 +23,7 @@ from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.limits import BYTES_PER_UNIT, Limiter, cost_of
-from ecluse.access.permissions import PERMISSIONS
+from ecluse.access.permissions import EXECUTE, PERMISSIONS
 from ecluse.base.text import storable
 from ecluse.db.reads import Reads
 
@@ -34,13 +34,14 @@ LIMITS = ("RATE_LIMITED", "TOO_MANY_AT_ONCE", "ANSWER_TOO_LARGE")  # codes of ev
 ASK = {"WWW-Authenticate": "Bearer"}
 TENANT = "ecluse-tenant"  # header: the tenant that an administrator acts for
 UNKNOWN = "This key is not known here, or has expired or been revoked."
+UNKNOWN_AGENT = "This credential is not known here, or has been revoked: enrol the agent again, with a new token."
 
 
 def needs(permission: str, *, narrowed: bool = False, refuses: Sequence[str] = ()) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that needs this permission. `narrowed`: the route restricts its answer to
     the scope of a caller whose scope is narrower than ALL; all other routes refuse such callers. `refuses`: error codes
     of its own, besides those of every such route."""
-    assert permission in PERMISSIONS, permission  # noqa: S101 - given in code, never by a caller
+    assert permission in PERMISSIONS | {EXECUTE}, permission  # noqa: S101 - given in code, never by a caller
     assert set(refuses) <= REFUSALS.keys(), refuses  # noqa: S101 - as above
     return {PERMISSION: permission, NARROWED: narrowed, REFUSES: list(refuses), "security": [{"key": []}]}
 
@@ -142,6 +143,8 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     caller is that of the request, also of a refused one."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
+    if caller is None and permission == EXECUTE:
+        raise Refused(401, "CREDENTIAL_REVOKED", UNKNOWN_AGENT, ASK)
     if caller is None:
         raise BadCredentials(UNKNOWN, ASK)
     request.state.caller = caller

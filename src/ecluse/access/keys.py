@@ -20,7 +20,7 @@ import psycopg
 import structlog
 
 from ecluse.access import tenants
-from ecluse.access.permissions import ROLES
+from ecluse.access.permissions import ROLES, permissions_of
 from ecluse.base.clock import Clock
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
@@ -44,10 +44,10 @@ UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 SCOPES = ("ALL", "GROUP", "SELF")
 
 VALID = """
-SELECT k.id AS key_id, k.name, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id,
+SELECT k.key_id, k.name, k.tenant_id AS tenant, k.role, k.scope, k.groupes, k.crm_user_id, k.agent_id, k.host_id,
        t.disabled_at IS NOT NULL AS disabled
-FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-WHERE k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ecluse_now())
+FROM credentials k JOIN tenants t ON t.id = k.tenant_id
+WHERE (k.expires_at IS NULL OR k.expires_at > ecluse_now())
 """
 
 NOTE_USE = """
@@ -58,7 +58,7 @@ WHERE id = %s AND (last_used_at IS NULL OR last_used_at < ecluse_now() - interva
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request, as its API key describes it."""
+    """The caller of a request, as its API key or the credential of an agent describes it."""
 
     key_id: int
     tenant: str
@@ -68,10 +68,12 @@ class Caller:
     crm_user_id: str | None
     disabled: bool  # the tenant is disabled
     name: str = ""  # for people
+    agent_id: str | None = None  # of an agent, which has no key
+    host_id: str | None = None
 
     @property
     def actor(self) -> str:
-        return f"key:{self.key_id}"
+        return f"key:{self.key_id}" if self.agent_id is None else f"agent:{self.agent_id}"
 
     @property
     def administers_tenants(self) -> bool:
@@ -79,7 +81,7 @@ class Caller:
         return self.tenant == tenants.DEFAULT and self.role == "admin" and self.scope == "ALL"
 
     def may(self, permission: str) -> bool:
-        return permission in ROLES[self.role]
+        return permission in permissions_of(self.role)
 
 
 def lifetime(text: str) -> timedelta | None:
@@ -119,7 +121,7 @@ class Keys:
         hashed, now = digest(key), self._clock.monotonic()
         known = self._known.get(hashed)
         caller = known.caller if known and now < known.at + FRESH_SECONDS else await self._look_up(hashed, known)
-        if caller is not None:
+        if caller is not None and caller.agent_id is None:
             self._note_use(caller.key_id, now)
         return caller
 
@@ -175,7 +177,7 @@ async def _found(connection: Connection, hashed: bytes) -> Caller | None:
 
 async def find_by_ids(connection: Connection, key_ids: Sequence[int]) -> list[Caller]:
     """Return the callers of these keys; those that were revoked or have expired are left out."""
-    return await fetch_all(connection, Caller, f"{VALID} AND k.id = ANY(%s)", (list(key_ids),))
+    return await fetch_all(connection, Caller, f"{VALID} AND k.key_id = ANY(%s)", (list(key_ids),))
 
 
 async def create(

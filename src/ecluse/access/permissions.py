@@ -2,7 +2,8 @@
 role is a set of permissions.
 
 A viewer reads, an operator also acts, an admin also administers keys, tenants and budgets, reads the audit trail
-and erases.
+and erases. An agent, whose credential is of a host and no API key, executes the jobs of that host and does nothing
+else; no other role can.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ ADMINISTRATION = frozenset(
     }
 )
 
+AGENT, EXECUTE = "agent", "agent.execute"
 ROLES = {"viewer": set(READS), "operator": set(READS | WRITES), "admin": set(READS | WRITES | ADMINISTRATION)}
-PERMISSIONS = ROLES["admin"]
+PERMISSIONS = ROLES["admin"]  # of people and programs
+
+
+def permissions_of(role: str) -> set[str]:
+    return {EXECUTE} if role == AGENT else ROLES[role]
 
 
 def add_area(area: str) -> None:

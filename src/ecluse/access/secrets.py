@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ecluse.base.errors import NotFound, SetUpError
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_column, fetch_row
+from ecluse.db.query import fetch_column, fetch_row, fetch_rows
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -30,6 +30,7 @@ MAKE_ONE = (
 )
 
 GET = "SELECT key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = %s"
+GET_ALL = "SELECT name, key_id, nonce, ciphertext FROM secrets WHERE tenant_id = %s AND name = ANY(%s)"
 PUT = """
 INSERT INTO secrets (tenant_id, name, key_id, nonce, ciphertext, updated_at) VALUES (%s, %s, %s, %s, %s, ecluse_now())
 ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = excluded.nonce,
@@ -57,6 +58,11 @@ class Secrets:
         if row is None:
             raise NotFound(f"tenant {tenant} has no secret {name!r}")
         return self.opened(tenant, name, *row)
+
+    async def get_all(self, connection: Connection, tenant: str, names: Sequence[str]) -> dict[str, str]:
+        """Return those of these secrets that there are, by name."""
+        rows = await fetch_rows(connection, GET_ALL, (tenant, list(names)))
+        return {name: self.opened(tenant, name, *sealed) for name, *sealed in rows}
 
     def sealed(self, tenant: str, name: str, value: str) -> tuple[str, bytes, bytes]:
         """Return the id of the key, the nonce and the ciphertext."""

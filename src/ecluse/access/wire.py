@@ -57,6 +57,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class CamelBody(Body):
+    """Base of bodies whose fields are spelled in camelCase, and not otherwise."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
 class Shape(BaseModel):
     """Base of the models that describe answers in the OpenAPI document. Answers are not built from these models; tests
     compare the two."""

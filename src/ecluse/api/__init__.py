@@ -33,6 +33,9 @@ from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation.surface import surface as automation
 from ecluse.flows.connections.surface import surface as connections
 from ecluse.flows.fiches.surface import surface as fiches
+from ecluse.flows.jobs.agent_surface import enrolment
+from ecluse.flows.jobs.agent_surface import surface as agent
+from ecluse.flows.jobs.job_surface import surface as jobs
 from ecluse.flows.jobs.schedule_surface import surface as job_schedules
 from ecluse.flows.pricing.monitoring import surface as pricing_monitoring
 from ecluse.flows.pricing.run_surface import surface as rule_runs
@@ -42,8 +45,8 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
-    of_pricing = (pricing, rule_runs, pricing_monitoring)
-    flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, job_schedules)
+    of_pricing, of_jobs = (pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
+    flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
@@ -51,6 +54,7 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     for part in [*parts, *others]:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}
+    app.router.routes += enrolment.routes
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:

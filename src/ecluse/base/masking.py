@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +38,7 @@ IN_TEXT = [
 SIGNS = re.compile(r"[:=]|ecl_|bearer|basic", re.IGNORECASE)
 DEEPEST = 6
 LONGEST = 50_000
+SHORTEST = 4
 
 
 def masked(text: str) -> str:
@@ -81,6 +82,34 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, list):
         return [without_secrets(one) for one in value]
     return masked(value) if isinstance(value, str) else value
+
+
+def hidden_texts(value: Any, name: str = "") -> list[str]:
+    """Return the texts that `without_secrets` hides because of their names, the longest first; very short ones, which
+    occur everywhere, are left out."""
+    if isinstance(value, Mapping | list) and without_secrets(value, name) != HIDDEN:
+        inner = value.items() if isinstance(value, Mapping) else (("", one) for one in value)
+        return sorted({text for named, one in inner for text in hidden_texts(one, named)}, key=len, reverse=True)
+    return [text for text in _texts(value) if len(text) >= SHORTEST] if without_secrets(value, name) == HIDDEN else []
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping | list):
+        return [text for one in (value.values() if isinstance(value, Mapping) else value) for text in _texts(one)]
+    return [str(value)]
+
+
+def without_texts(value: Any, hidden: Sequence[str]) -> Any:
+    """Return a text, or a JSON value, of any length, with these texts hidden, and other secrets as elsewhere."""
+    if isinstance(value, Mapping):
+        return without_secrets({name: without_texts(one, hidden) for name, one in value.items()})
+    if isinstance(value, list):
+        return [without_texts(one, hidden) for one in value]
+    if not isinstance(value, str):
+        return value
+    for text in hidden:
+        value = value.replace(text, HIDDEN)
+    return "".join(masked(value[start : start + LONGEST]) for start in range(0, len(value), LONGEST))
 
 
 def _is_secret(name: str, value: Any) -> bool:

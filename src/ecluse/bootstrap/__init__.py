@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ecluse.access.limits import Allowed
     from ecluse.access.secrets import Secrets
     from ecluse.engine.kit import Kit
+    from ecluse.flows.jobs.sweeps import Leasing
     from ecluse.notify.work import Setup
     from ecluse.realtime.limits import Limits
     from ecluse.realtime.room import LostRights, Realtime
@@ -186,6 +187,14 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
     )
 
 
+def job_leasing(settings: Settings) -> Leasing:
+    """Return how the agents of this process's hosts hold jobs."""
+    from ecluse.access.polls import Polls
+    from ecluse.flows.jobs.sweeps import Leasing
+
+    return Leasing(timedelta(seconds=settings.ECLUSE_JOB_LEASE_SECONDS), Polls())
+
+
 def bootstrap(
     settings: Settings,
     dsn: str,
@@ -195,11 +204,14 @@ def bootstrap(
     secrets: Secrets | None = None,
     live: EmitLive = lambda _: None,
     sinks: Sequence[Sink] = (),
+    leasing: Leasing | None = None,
 ) -> Kit:
     """Build the engine with these flows, ready to be started. `dsn` is the address of a migrated database; `live` takes
-    ephemeral events, `sinks` take published ones besides notifications."""
+    ephemeral events, `sinks` take published ones besides notifications; `leasing` has the long polls of agents."""
     from ecluse.access import maintenance
+    from ecluse.access.agents import CHANNEL as JOBS_CHANNEL
     from ecluse.engine.kit import Kit
+    from ecluse.flows.jobs.sweeps import periodic
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
 
@@ -216,6 +228,8 @@ def bootstrap(
         return flow
 
     by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)
+    leasing = leasing or job_leasing(settings)
+    pending = timedelta(seconds=settings.ECLUSE_JOB_PENDING_SECONDS)
     kit = Kit(
         dsn=dsn,
         flows=[able(flow) for flow in flows],
@@ -233,6 +247,11 @@ def bootstrap(
             look_back=timedelta(minutes=settings.AUTOMATION_SCHEDULER_WINDOW_MINUTES),
             catch_up_within=timedelta(hours=settings.ECLUSE_CATCH_UP_HOURS),
         ),
-        jobs=[retention_job(by_name, rules), maintenance.job(by_name, rules, trace_folders(settings), secrets)],
+        jobs=[
+            retention_job(by_name, rules),
+            maintenance.job(by_name, rules, trace_folders(settings), secrets),
+            *periodic(leasing, pending),
+        ],
+        hears={JOBS_CHANNEL: leasing.polls.wake},
     )
     return kit

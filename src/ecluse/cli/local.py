@@ -85,6 +85,12 @@ def sandbox(_: Given, given: Namespace) -> int:
     return main(["--port", str(given.port), "--seed", str(given.seed), *faults])
 
 
+def agent(words: list[str]) -> int:
+    from ecluse.agent.__main__ import main
+
+    return main(words)
+
+
 def _json_argument(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
 
@@ -212,6 +218,13 @@ COMMANDS = [
         "Simulate the vendors over HTTP, with faults on demand and a ledger of every call they receive.",
         sandbox,
         _sandbox_arguments,
+    ),
+    Local(
+        "agent",
+        "Execute the jobs of this host: claims them from the server of --server, as the agent's own file allows.",
+        agent,
+        takes_rest=True,
+        example="agent --server https://ecluse.example.com --token-file token.txt",
     ),
     Local(
         "demo",

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -77,6 +77,7 @@ class Kit:
     due: FiringLimits = field(default_factory=FiringLimits)
     sweep_every: float = 5.0  # seconds between two runs of most sweeps
     jobs: Sequence[Job] = ()  # of others, run beside the engine's own
+    hears: Mapping[str, Hear] = field(default_factory=dict)  # callbacks of others for notifications, by channel
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -108,7 +109,8 @@ class Kit:
         await self.pool.open(wait=True)
         await set_clock(self.pool, self.clock)
         loops: dict[str, Coroutine[Any, Any, None]] = {}
-        channels: dict[str, list[Hear]] = {ENDED_CHANNEL: [self._on_run_ended]}
+        channels: dict[str, list[Hear]] = {name: [hear] for name, hear in self.hears.items()}
+        channels[ENDED_CHANNEL] = [self._on_run_ended]
         own = jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
             work = [f"{flow.name}/{stage.name}" for flow in self.flows for stage in flow.stages]

@@ -142,6 +142,15 @@ class Settings(
         description="Catch-up policy `latest`: maximum age of the missed slot that is run after downtime. At most a "
         "year.",
     )
+    ECLUSE_JOB_LEASE_SECONDS: Annotated[float, at_least(1)] = Field(
+        30,
+        le=3600,
+        description="Time that an agent may execute a job without renewing its lease, which it does three times as "
+        "often; after that the attempt counts as failed. Minimum 1, at most 3600.",
+    )
+    ECLUSE_JOB_PENDING_SECONDS: Annotated[float, at_least(1)] = Field(
+        3600, description="Time that a job waits for an agent of its host; after that it fails `NO_AGENT`. Minimum 1."
+    )
     CRM_BASE_URL: str | None = Field(
         None,
         description="Base URL of the CRM, whose API is in docs/crm-api.md, for the tenant `default`; other tenants "

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict
 from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_now
 from ecluse.engine import DueInstant, Event, FiredAs, NotFired, Unfired, write_events
 
-CHANNEL = "ecluse_jobs"  # the payload is the id of the host for which a job waits
 STILL_ACTIVE = "overlap: a job of the schedule was still active"
 
 # Without the payload, which MAKE copies in the database.

@@ -1,0 +1,104 @@
+"""What follows from the end of an attempt at a job: pure decisions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+
+from ecluse.engine import Backoff, Event, backoff
+
+LONGEST_DELAY = timedelta(days=7)
+LEASE_LOST, CANCELLED, NO_AGENT = "LEASE_LOST", "CANCELLED", "NO_AGENT"
+# An attempt that ended with one of these may have been ended by the server: a report that comes later is evidence.
+ENDED_HERE = (LEASE_LOST, CANCELLED, NO_AGENT)
+
+Status = Literal["pending", "running", "succeeded", "failed"]
+Kept = Literal["result", "evidence", "repeated"]
+
+
+@dataclass(frozen=True)
+class Open:
+    """An attempt, as its row and that of its job say; locked while its end is decided."""
+
+    run_id: str
+    tenant_id: str
+    job_id: str
+    attempt: int
+    status: Status
+    fence: int
+    error_code: str | None
+    late_status: str | None
+    max_attempts: int
+    backoff_ms: int
+    backoff_type: Literal["fixed", "exponential"]
+    cancelled: bool  # a cancellation was requested
+    payload_secret: str | None = None
+    log_length: int = 0
+
+
+class Ended(NamedTuple):
+    """How an attempt ended."""
+
+    status: Literal["succeeded", "failed"]
+    error_code: str | None = None
+    error: str | None = None
+    exit_code: int | None = None
+    output: Any = None
+
+
+LOST = Ended("failed", LEASE_LOST, "The agent did not renew the lease; how far the job came is not known.")
+NOT_CLAIMED = Ended("failed", NO_AGENT, "No agent of the host claimed the job within the time that a job may wait.")
+CANCELLED_WAITING = Ended("failed", CANCELLED, "The job was cancelled before an agent claimed it.")
+
+
+class Verdict(NamedTuple):
+    """How an attempt is stored as ended, what its job is then, and when the next attempt may be claimed."""
+
+    ended: Ended
+    job_status: Status
+    retry_at: datetime | None
+
+
+def judged(attempt: Open, ended: Ended, now: datetime) -> Verdict:
+    """Decide what follows. A lost lease is a failed attempt like any other; a cancelled job, and one that no agent
+    claimed, is not tried again."""
+    if ended.status == "succeeded":
+        return Verdict(ended, "succeeded", None)
+    if attempt.cancelled:
+        ended = ended._replace(error_code=CANCELLED, error=ended.error or "The job was cancelled.")
+    if attempt.cancelled or ended.error_code == NO_AGENT or attempt.attempt >= attempt.max_attempts:
+        return Verdict(ended, "failed", None)
+    return Verdict(ended, "pending", now + delay(attempt))
+
+
+def delay(attempt: Open) -> timedelta:
+    """Return the time from the end of this attempt to the next: `backoffMs`, or with `exponential` doubled for each
+    attempt before."""
+    longest = LONGEST_DELAY.total_seconds()
+    series = Backoff(base=attempt.backoff_ms / 1000, longest=longest, kind=attempt.backoff_type)
+    return timedelta(seconds=backoff(series, attempt.attempt, random.Random()))  # noqa: S311 - has no jitter
+
+
+def kept_as(attempt: Open) -> Kept:
+    """Decide what a reported result is. That of an open attempt counts, even if its lease has run out and no sweep has
+    come: nothing else has happened to the job. Of an ended attempt the first late report is evidence."""
+    if attempt.status == "running":
+        return "result"
+    return "evidence" if attempt.error_code in ENDED_HERE and attempt.late_status is None else "repeated"
+
+
+def event(job: Mapping[str, Any], what: str, **more: Any) -> Event:
+    """Return the event `job.{what}` of a row of `jobs`: what names it, nothing of its payload or its output."""
+    named = {
+        "jobId": job["id"],
+        "scheduleId": job["job_schedule_id"],
+        "serverInstanceId": job["server_instance_id"],
+        "hostId": job["host_id"],
+        "type": job["type"],
+        "queue": f"jobs:{job['tenant_id']}",
+    }
+    about, key = f"job:{job['id']}", job["key"]
+    return Event(job["tenant_id"], f"{key}:{what}", f"job.{what}", about, named | more, key)

@@ -1,0 +1,173 @@
+"""Jobs with their attempts and logs, and the places where they are executed (server instances, hosts, agents), in the
+API and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ecluse.access import agents
+from ecluse.access.listing import Listing
+from ecluse.access.surface import Act, Command, F, Look, Surface
+from ecluse.access.wire import Deleted, Shape, camel
+from ecluse.base.errors import NotFound
+from ecluse.base.text import storable
+from ecluse.db.query import Row, fetch_all, fetch_one
+from ecluse.flows.jobs import job_shapes as shapes
+from ecluse.flows.jobs import places, states
+
+surface = Surface("jobs")
+READ, TAKEN = "jobs.read", ("NAME_TAKEN",)
+JOB = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
+RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
+ONE, SERVERS, HOSTS = "/api/jobs/{job_id}", "/api/jobs/servers", "/api/jobs/hosts"
+SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
+CREATE_SERVER = ("jobs servers create", "name", "hostId")
+
+
+async def _known(look: Look, job_id: str) -> None:
+    await _job(look, job_id)
+
+
+surface.listing(
+    "/api/jobs",
+    Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters),
+    list_jobs="List jobs of the organisation, the newest first.",
+    command=Command("jobs list", columns=("id", "status", "type", "attempts", "errorCode", "scheduleId", "createdAt")),
+)
+surface.listing(
+    SERVERS,
+    Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",)),
+    list_job_servers="List the server instances of the organisation.",
+    command=Command("jobs servers list", columns=("id", "name", "host", "hostId")),
+)
+surface.listing(
+    HOSTS,
+    Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",)),
+    list_job_hosts="List the hosts of the organisation.",
+    command=Command("jobs hosts list", columns=("id", "name", "createdAt")),
+)
+surface.listing(
+    "/api/jobs/agents",
+    Listing("agents", shapes.AgentRow, "job_agent_list", READ),
+    list_job_agents="List the agents of the organisation, the newest first; revoked ones, too.",
+    command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "version")),
+)
+surface.listing(
+    f"{ONE}/logs",
+    Listing("chunks", shapes.LogRow, "job_log_list", READ, shapes.LogFilters, ("attempt", "start"), named=("job_id",)),
+    check=_known,
+    list_job_logs="List the log of a job, part by part, in order. Secrets in it are hidden.",
+    command=Command("jobs logs", columns=("attempt", "at", "text"), empty="nothing was logged"),
+)
+
+
+def _changes(
+    method: str,
+    path: str,
+    action: str,
+    answer: type[Shape],
+    *words: str,
+    status: int = 200,
+    refuses: Sequence[str] = (),
+) -> Callable[[F], F]:
+    """Declare an operation: `action` names the record that it is about, `words` are its command and the arguments of
+    that."""
+    noun, _, rest = path.rpartition("{")
+    subject = f"{action.partition('.')[0]}:{{{rest.partition('}')[0] if noun else 'id'}}}"
+    command = Command(words[0], arguments=words[1:])
+    given = {"needs": "jobs.write", "action": action, "subject": subject, "status": status}
+    return surface.operation(method, path, answer=answer, refuses=refuses, command=command, **given)  # type: ignore[arg-type]
+
+
+@surface.read(ONE, needs=READ, answer=shapes.JobDetail, command=Command("jobs show"))
+async def show_job(look: Look, job_id: str) -> Row:
+    """Show a job with its attempts; the secrets in its payload are hidden."""
+    job = await _job(look, job_id)
+    runs = await fetch_all(look.connection, dict, RUNS, (look.tenant, job_id))
+    shown = [_shaped(shapes.JobRunRow, run) for run in runs]
+    return _shaped(shapes.JobDetail, job | {"runs": shown})
+
+
+@_changes("POST", f"{ONE}/cancel", "job.cancel", shapes.JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
+async def cancel_job(act: Act, job_id: str) -> Row:
+    """Cancel a job: one that waits has failed with `CANCELLED` at once; one that is running is stopped by its agent,
+    which learns of it when it renews its lease."""
+    await _job(act, job_id)
+    await states.cancel(act.connection, job_id, act.caller.name)
+    return await show_job(act, job_id)
+
+
+@_changes("POST", f"{ONE}/retry", "job.retry", shapes.JobDetail, "jobs retry", status=201, refuses=("CONFLICT",))
+async def retry_job(act: Act, job_id: str) -> Row:
+    """Make a new job like this one, which has failed; the failed one stays as it is."""
+    await _job(act, job_id)
+    return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
+
+
+@_changes("POST", HOSTS, "job_host.create", shapes.HostRow, "jobs hosts create", "name", status=201, refuses=TAKEN)
+async def create_job_host(act: Act, body: shapes.NewHost) -> Row:
+    """Create a host: a machine on which one agent executes jobs."""
+    host = await places.create(act.connection, act.tenant, body.name, act.caller.name)
+    return await _place(act, "host", host)
+
+
+@_changes("POST", SERVERS, "job_server.create", shapes.ServerRow, *CREATE_SERVER, status=201, refuses=TAKEN)
+async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
+    """Create a server instance, which schedules name; the agent of its host executes its jobs."""
+    server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
+    return await _place(act, "server", server)
+
+
+@_changes("PATCH", SERVER, "job_server.update", shapes.ServerRow, "jobs servers update", refuses=TAKEN)
+async def change_job_server(act: Act, server_id: str, body: shapes.ChangedServer) -> Row:
+    """Rename a server instance, or move it to another host."""
+    await places.change_server(act.connection, act.tenant, server_id, body.model_dump(exclude_unset=True))
+    return await _place(act, "server", server_id)
+
+
+@_changes("DELETE", SERVER, "job_server.delete", Deleted, "jobs servers delete")
+async def delete_job_server(act: Act, server_id: str) -> Row:
+    """Delete a server instance. Its schedules make no jobs until they name another one."""
+    await places.delete(act.connection, act.tenant, "server", server_id)
+    return {"id": server_id, "deleted": True}
+
+
+@_changes("DELETE", HOST, "job_host.delete", Deleted, "jobs hosts delete", refuses=("CONFLICT",))
+async def delete_job_host(act: Act, host_id: str) -> Row:
+    """Delete a host that has no server instances; its agent is revoked."""
+    await places.delete(act.connection, act.tenant, "host", host_id)
+    return {"id": host_id, "deleted": True}
+
+
+@_changes("POST", f"{HOST}/token", "job_host.token", shapes.NewToken, "jobs hosts token", status=201)
+async def create_enrolment_token(act: Act, host_id: str) -> Row:
+    """Make a token with which the agent of a host enrols, once, within an hour. The agent that the host has is revoked
+    then."""
+    token, expires_at = await agents.new_token(act.connection, act.tenant, host_id, act.caller.name)
+    act.answers(201, token=token)
+    return {"hostId": host_id, "expiresAt": expires_at}
+
+
+@_changes("POST", "/api/jobs/agents/{agent_id}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke")
+async def revoke_job_agent(act: Act, agent_id: str) -> Row:
+    """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
+    end."""
+    if not await agents.revoke(act.connection, act.tenant, agent_id):
+        act.changes_nothing()
+    return await _place(act, "agent", agent_id)
+
+
+async def _job(look: Look, job_id: str) -> Row:
+    job = await fetch_one(look.connection, dict, JOB, (look.tenant, job_id))
+    if job is None:
+        raise NotFound(f"There is no job {storable(job_id, 50)}. `ecluse jobs list` shows them.")
+    return job
+
+
+async def _place(look: Look, kind: str, named: str) -> Row:
+    row: dict[str, type[Shape]] = {"host": shapes.HostRow, "server": shapes.ServerRow, "agent": shapes.AgentRow}
+    return _shaped(row[kind], await places.show(look.connection, look.tenant, kind, named))
+
+
+def _shaped(shape: type[Shape], row: Row) -> Row:
+    return camel({name: row[name] for name in shape.model_fields})

@@ -1,0 +1,66 @@
+"""What is done periodically about jobs: waking the long polls of agents, ending attempts that no agent works on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ecluse.access.polls import Polls
+from ecluse.db.connect import Pool
+from ecluse.db.query import fetch_column
+from ecluse.engine import Job, Role
+from ecluse.flows.jobs import states
+
+LOOK_SECONDS, SWEEP_SECONDS = 1.0, 2.0
+API, SWEEPERS = frozenset[Role]({"api"}), frozenset[Role]({"worker", "scheduler"})
+
+WAITED_FOR = """
+SELECT h FROM unnest(%s::text[]) AS h
+WHERE EXISTS (SELECT FROM job_runs r WHERE r.host_id = h AND r.status = 'pending' AND r.due_at <= ecluse_now())
+"""
+
+
+@dataclass(frozen=True)
+class Leasing:
+    """What the agents of this process have in common: the duration of a lease, and the polls that wait, by host."""
+
+    lease: timedelta
+    polls: Polls
+
+    async def look(self, pool: Pool) -> None:
+        """Wake the polls of hosts for which an attempt has become due, or whose notification was lost: one statement
+        for all of them."""
+        if hosts := self.polls.keys:
+            async with pool.connection() as connection:
+                found = await fetch_column(connection, WAITED_FOR, (hosts,))
+            for host in found:
+                self.polls.wake(host)
+
+
+class Sweep:
+    """Ends attempts whose lease is over or that no agent claims. After a start or an outage it waits for a third of a
+    lease: while server or database were away, no agent could renew, or report what has ended meanwhile."""
+
+    def __init__(self, lease: timedelta, longest_pending: timedelta) -> None:
+        self._patience, self._longest = lease.total_seconds() / 3, longest_pending
+        self._last, self._hold_until = float("-inf"), 0.0
+
+    async def run(self, pool: Pool) -> None:
+        now = asyncio.get_running_loop().time()
+        async with pool.connection() as connection:
+            if now - self._last > self._patience + SWEEP_SECONDS:
+                self._hold_until = now + self._patience
+            if now >= self._hold_until:
+                while await states.end_lost(connection) == states.BATCH:
+                    pass
+            while await states.end_unclaimed(connection, self._longest) == states.BATCH:
+                pass
+        self._last = now
+
+
+def periodic(leasing: Leasing, longest_pending: timedelta) -> list[Job]:
+    return [
+        Job("jobs: waking long polls", LOOK_SECONDS, leasing.look, roles=API),
+        Job("jobs: lost leases", SWEEP_SECONDS, Sweep(leasing.lease, longest_pending).run, roles=SWEEPERS),
+    ]
