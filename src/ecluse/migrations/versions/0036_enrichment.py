@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0036"
-down_revision = "0030"
+down_revision = "0034"
 
 LEASES = """
 ALTER TABLE leases DROP CONSTRAINT leases_holder,
