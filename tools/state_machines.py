@@ -1,8 +1,9 @@
 """Print docs/state_machines.md: every state of a row, its meaning, and the moves between states.
 
-The states of runs come from the table that the engine itself uses. The others are stated here and checked by
-tests/engine/model/test_state_machines.py: their states equal those of the database's constraints; for items, effects
-and replicas, every move observed in the tests is one of those listed. The moves of slots and leases are not checked.
+The states of runs and companies come from the tables that the program itself uses. The others are stated here and
+checked by tests/engine/model/test_state_machines.py: their states equal those of the database's constraints; for items,
+effects and replicas, every move observed in the tests is one of those listed. The moves of slots and leases are not
+checked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ecluse.engine import PLAIN, State
+from ecluse.flows.enrichment.states import MOVES, Status
 
 BEGIN = ""  # before the row exists: the move from here leads to its first state
 
@@ -135,7 +137,7 @@ LEASES = Machine(
     "Leases",
     "One holding of a key (`leases.ended_at`, `end_cause`). A new holding is a new row, with a higher fence.",
     {
-        "held": "by a run for as long as it is open, or by a process for its time to live",
+        "held": "by a run for as long as it is open, or by a process for its time to live; a run's may have one, too",
         "released": "released by its holder",
         "expired": "not renewed by its holder; the next holding counts one more attempt",
         "forced": "released by an operator, with a reason",
@@ -172,7 +174,26 @@ LANES = Machine(
     },
 )
 
-MACHINES = (RUNS, ITEMS, EFFECTS, SLOTS, LEASES, REPLICAS, LANES)
+COMPANIES = Machine(
+    "Companies",
+    "The enrichment of a company (`companies.enrichment_status`; `flows/enrichment/states.py`). Only "
+    "`flows/enrichment/records.py` moves a company, and only along this table.",
+    {
+        Status.PENDING: "asked for, and no register was called yet",
+        Status.RUNNING: "a job calls the registers, under the lock of the company",
+        Status.SUCCESS: "every register that was asked has answered",
+        Status.PARTIAL: "the required register has answered, an optional one has not",
+        Status.FAILED: "the required register has not answered, or no name is known; earlier data stay",
+        Status.STALE: "the data are older than `ENRICHMENT_FRESHNESS_TTL_DAYS`",
+    },
+    {
+        BEGIN: {"PENDING": ""},
+        **{str(before): {str(to): "" for to in sorted(after)} for before, after in MOVES.items()},
+        "SUCCESS": {"RUNNING": "manual refresh", "STALE": ""},
+    },
+)
+
+MACHINES = (RUNS, ITEMS, EFFECTS, SLOTS, LEASES, REPLICAS, LANES, COMPANIES)
 
 
 def drawn(machine: Machine) -> str:

@@ -33,6 +33,7 @@ from ecluse.bootstrap import (
     allowed,
     automation_config,
     bootstrap,
+    enrichment_config,
     job_leasing,
     keep_days,
     lacking,
@@ -122,6 +123,7 @@ def create_app(
     app.state.limits = Limiter(allowed(settings))
     app.state.key_lifetime = timedelta(days=settings.ECLUSE_KEY_LIFETIME_DAYS) or None
     app.state.transcriptions = transcription_config(settings)
+    app.state.enrichment = enrichment_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
     app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)

@@ -89,6 +89,9 @@ BODIES = {
     "/api/tenants/{tenant}/disable": {"reason": "matrix"},
     "/api/erasure/fiches/{fiche_id}": {"reason": "matrix"},
     "/api/erasure/tenants/{tenant}": {"reason": "matrix"},
+    "/api/erasure/companies/{siren}": {"reason": "matrix"},
+    "/api/tenants/{tenant}/recipient": {"recipient": None},
+    "/v1/requests": {"company_siren": "552049447"},
 }
 # A number that one tenant has may be another's, too: whoever asks for it gets a run of his own.
 EVERYBODYS = {
@@ -101,16 +104,19 @@ EVERYBODYS = {
     "/api/tenants/{tenant}/disable": "/api/tenants/spare/disable",
     "/api/tenants/{tenant}/enable": "/api/tenants/spare/enable",
     "/api/erasure/tenants/{tenant}": "/api/erasure/tenants/spare",
+    "/api/erasure/companies/{siren}": "/api/erasure/companies/310000005",
+    "/api/tenants/{tenant}/recipient": "/api/tenants/spare/recipient",
 }
 # A vendor is called first, and there is none here: the right is found to be there, and the connection not to work.
 REFUSED_BY_VENDOR = ("/api/pricing/projects", "/api/connections", "/api/connections/{kind}/test")
 # Of the whole installation: only for admins of the tenant `default`. Of lanes, which are shared, only the changes.
-ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/retention", "/api/doctor")
+ADMINISTERED = ("/api/tenants", "/api/erasure/tenants", "/api/erasure/companies", "/api/retention", "/api/doctor")
 # Where a path is another one's with a name in place of a number, its other methods are those of the other.
 NAME_OF_NONE = {
     "/api/schedules/preview": "/api/schedules/{schedule_id}",
     "/api/lanes/{name}/pause": "/api/lanes/{name}",
     "/api/lanes/{name}/resume": "/api/lanes/{name}",
+    "/v1/requests/{request_id}:refresh-company": "/v1/requests/{request_id}",
 }
 # What they are about is named in the body.
 NAMED = (
@@ -226,6 +232,15 @@ INSERT INTO job_schedules (id, tenant_id, schedule_id, server_instance_id, job_t
 VALUES (%(run)s::text, 'default', %(run)s + 400000, %(server)s, 'noop', '{}', 0, 1000, 'fixed', 'a test')
 ON CONFLICT DO NOTHING
 """
+# A company whose data are fresh, so that no request waits for a job.
+REQUEST = """
+WITH company AS (
+    INSERT INTO companies (siren, enrichment_status, core_identity_present, created_at, updated_at, status_at)
+    VALUES ('552049447', 'SUCCESS', true, ecluse_now(), ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING)
+INSERT INTO requests (id, tenant_id, company_siren, correlation_id, created_by, created_at, updated_at)
+OVERRIDING SYSTEM VALUE
+VALUES (%(id)s, 'default', '552049447', 'matrix', 'a test', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING
+"""
 APART = 500_000
 ENDED = (
     "/api/automation/runs/",
@@ -288,6 +303,7 @@ def something(shared_api, shared_dsn):
             "pricing_projects",
             "pricing_rules",
             "rule_runs",
+            "requests",
         ):  # ours are runs' numbers
             connection.execute(f"ALTER SEQUENCE {table}_id_seq RESTART 1000000")
 
@@ -303,7 +319,7 @@ def something(shared_api, shared_dsn):
                 add_connections(shared_dsn, tenant)
             connection.execute(FICHE, {"id": run})
             connection.execute(AUDIT, {"id": int(run)})
-            for statement in (PRICING, RULE_RUN):
+            for statement in (PRICING, RULE_RUN, REQUEST):
                 connection.execute(statement, {"id": int(run)})
             connection.execute(JOBS, {"run": int(run), "server": SERVER})
             connection.execute(job_rows.JOB, {"id": run, "failed": str(int(run) + APART), "server": SERVER})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ecluse.base.errors import VendorError
+from ecluse.vendors.api_entreprise import ApiEntreprise, Purpose
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.hiding import HiddenKeys
@@ -32,6 +33,7 @@ CALLS: dict[str, Callable[[VendorHttp, str], Awaitable[Any]]] = {
     "crm fiche": lambda http, key: Crm(http, key).fiche("1001"),
     "elevenlabs": lambda http, key: ElevenLabs(http, key, Speech()).transcribe(source_url="https://a.test/1.mp3"),
     "llm": ask_llm,
+    "api entreprise": lambda http, key: ApiEntreprise(http, key, Purpose("1", "2", "3")).facts("552049447"),
 }
 # Bodies of each vendor's own shape, with {echo} where it repeats the request.
 BODIES = {

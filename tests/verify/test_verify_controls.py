@@ -10,6 +10,7 @@ from ecluse.verify import audit
 from tests.verify import (
     automation_faults,
     ending_faults,
+    enrichment_faults,
     faults,
     outbox_faults,
     retention_faults,
@@ -26,6 +27,7 @@ ROOMS = (
     transcription_faults,
     automation_faults,
     ending_faults,
+    enrichment_faults,
     retention_faults,
     spend_faults,
 )

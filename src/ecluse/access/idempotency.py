@@ -53,6 +53,7 @@ class Answer:
     status: int
     body: Mapping[str, Any]
     once: Mapping[str, Any] = field(default_factory=dict)
+    after: Callable[[], Awaitable[Mapping[str, Any]]] | None = None  # called after the commit: its answer is shown
 
 
 def key_of(request: Request) -> str | None:
@@ -77,7 +78,9 @@ async def once(request: Request, do: Callable[[Connection], Awaitable[Answer]]) 
         text = await answers.encoded(request, answer.body)
         if key is not None:
             await connection.execute(STORE, (answer.status, text.decode(), tenant, key))
-    if answer.once:
+    if answer.after is not None:
+        text = await answers.encoded(request, await answer.after())
+    elif answer.once:
         text = await answers.encoded(request, {**answer.body, **answer.once})
     return Response(text, answer.status, media_type=JSON)
 

@@ -64,6 +64,8 @@ TENANT = (
     Erasure("rule runs", "rule_runs", OF_TENANT),
     Erasure("pricing rules", "pricing_rules", OF_TENANT),
     Erasure("pricing projects", "pricing_projects", OF_TENANT),
+    Erasure("requests for companies", "requests", OF_TENANT),
+    Erasure("enrichment jobs", "enrichment_jobs", OF_TENANT),
     Erasure("notification endpoints", "notification_endpoints", OF_TENANT),
     Erasure("connections", "connections", OF_TENANT),
     Erasure("mail addresses", "mail_addresses", OF_TENANT),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
@@ -215,13 +216,16 @@ class Surface:
         also: Mapping[int, str] | None = None,
         narrowed: bool = False,
         before: Function | None = None,
+        after: Function | None = None,
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
         """Declare an operation, a function `async def name(act, …, body)`. `subject` names the changed record in the
         audit trail, with fields of the path and the answer; `action` None: no row is written there. `also`: other
         statuses of the answer, with the meaning of each. `before(asked, …, body)` is called before the transaction
-        begins, for calls to a vendor; it gets the parameters of the path as text."""
+        begins, for calls to a vendor; it gets the parameters of the path as text. `after(asked, answer)` is called once
+        the transaction is committed, and returns what is answered in place of `answer`, which is kept for
+        repetitions."""
 
         def declare(function: F) -> F:
             async def call(request: Request, **given: Any) -> Response:
@@ -234,7 +238,8 @@ class Surface:
                     if action is not None and act.answer["recorded"]:
                         reason = getattr(given.get("body"), "reason", None)
                         await record(connection, request, action, subject.format(**{**given, **found}), reason)
-                    return Answer(act.answer["status"], found, act.answer["once"])
+                    followed = None if after is None else partial(after, Asked(request), found)
+                    return Answer(act.answer["status"], found, act.answer["once"], followed)
 
                 return await idempotency.once(request, do)
 

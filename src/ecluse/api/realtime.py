@@ -147,8 +147,19 @@ async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[
     hidden = {subject.id for subject in wanted if subject.kind == "fiche"}
     if hidden and caller.may("transcriptions.read"):
         hidden = set(await check_visible(connection, caller, list(hidden)))
-    open_to = {"job": whole and caller.may("automation.read"), "run": whole and caller.may("runs.read")}
-    return {one for one in wanted if (one.id in hidden if one.kind == "fiche" else not open_to[one.kind])}
+    return {
+        one
+        for one in wanted
+        if (one.id in hidden if one.kind == "fiche" else not (whole and caller.may(permission_of(one))))
+    }
+
+
+def permission_of(subject: Subject) -> str:
+    """Return the permission to read a run or a job; jobs of enrichment are known by their number, those of automation
+    by a name."""
+    if subject.kind == "run":
+        return "runs.read"
+    return "requests.read" if subject.id.isdecimal() else "automation.read"
 
 
 async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str]) -> bool:

@@ -18,6 +18,7 @@ from ecluse.bootstrap.box import (
     Lacking,
     automation_config,
     automation_plans,
+    enrichment_config,
     lacking,
     load_flows,
     load_packages,
@@ -30,7 +31,7 @@ from ecluse.bootstrap.keeping import keep_days, retention_rules
 from ecluse.db import embedded
 from ecluse.db.connect import check, normalise
 from ecluse.db.pools import DELIVERING
-from ecluse.engine import ROLES, EmitLive, FiringLimits, Flow, Role, Sink
+from ecluse.engine import ROLES, EmitLive, FiringLimits, Flow, PublishedEvent, Role, Sink
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.retention.sweep import job as retention_job
 from ecluse.settings import Settings
@@ -211,6 +212,8 @@ def bootstrap(
     from ecluse.access import maintenance
     from ecluse.access.agents import CHANNEL as JOBS_CHANNEL
     from ecluse.engine.kit import Kit
+    from ecluse.flows.enrichment.relaunch import relaunch
+    from ecluse.flows.enrichment.rules import FLOW as ENRICHMENT
     from ecluse.flows.jobs.sweeps import periodic
     from ecluse.notify.dispatch import dispatch
     from ecluse.notify.flow import working
@@ -227,13 +230,17 @@ def bootstrap(
             return replace(flow, vendors=shops(settings, secrets))
         return flow
 
+    async def relaunching(events: Sequence[PublishedEvent]) -> None:
+        if (enriching := kit.by_name.get(ENRICHMENT)) is not None:
+            await relaunch(kit.pool, enriching, enrichment_config(settings), events)
+
     by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)
     leasing = leasing or job_leasing(settings)
     pending = timedelta(seconds=settings.ECLUSE_JOB_PENDING_SECONDS)
     kit = Kit(
         dsn=dsn,
         flows=[able(flow) for flow in flows],
-        sinks=[lambda events: dispatch(kit.pool, events), *sinks],
+        sinks=[lambda events: dispatch(kit.pool, events), relaunching, *sinks],
         live=live,
         roles=roles,
         hands=settings.ECLUSE_HANDS,

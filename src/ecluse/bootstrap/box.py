@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ecluse.flows.audits.flow import Config as AuditConfig
     from ecluse.flows.automation.config import Config as AutomationConfig
     from ecluse.flows.connections.clients import Setup
+    from ecluse.flows.enrichment.clients import Config as EnrichmentConfig
     from ecluse.flows.transcriptions.config import Config
 
 
@@ -176,6 +177,50 @@ def _pricing(settings: Settings) -> Flow:
     return Pricing(config, shops(settings)).flow
 
 
+def enrichment_config(settings: Settings) -> EnrichmentConfig:
+    """Return the settings of company enrichment."""
+    from ecluse.flows.enrichment.clients import Config
+    from ecluse.flows.enrichment.rules import Limits
+    from ecluse.vendors.registers import Source
+
+    user, password = settings.INPI_USERNAME, _secret(settings.INPI_PASSWORD)
+    return Config(
+        urls={
+            Source.SEARCH: settings.RECHERCHE_ENTREPRISES_BASE_URL,
+            Source.INPI: settings.INPI_BASE_URL,
+            Source.RCS: settings.API_ENTREPRISE_BASE_URL,
+        },
+        per_second={
+            Source.SEARCH: settings.RECHERCHE_ENTREPRISES_PER_SECOND,
+            Source.INPI: None,
+            Source.RCS: settings.API_ENTREPRISE_PER_MINUTE / 60,
+        },
+        inpi=(user, password) if user and password else None,
+        token=_secret(settings.API_ENTREPRISE_TOKEN),
+        context=settings.API_ENTREPRISE_CONTEXT,
+        object=settings.API_ENTREPRISE_OBJECT,
+        recipient=settings.API_ENTREPRISE_RECIPIENT,
+        deadline=timedelta(milliseconds=settings.ENRICHMENT_SOURCE_TIMEOUT_MS),
+        sync_wait=timedelta(milliseconds=settings.ENRICHMENT_SYNC_WAIT_MS),
+        keep=timedelta(days=settings.ECLUSE_KEEP_COMPANIES_DAYS) or None,
+        limits=Limits(
+            fresh=timedelta(days=settings.ENRICHMENT_FRESHNESS_TTL_DAYS),
+            after_failure=timedelta(minutes=settings.ENRICHMENT_FAILED_COOLDOWN_MINUTES),
+            after_partial=timedelta(hours=settings.ENRICHMENT_PARTIAL_RETRY_HOURS),
+        ),
+        connections=settings.ECLUSE_HANDS,
+    )
+
+
+def _enrichment(settings: Settings) -> Flow:
+    """Build the flow of company enrichment."""
+    from ecluse.flows.enrichment.clients import Registers
+    from ecluse.flows.enrichment.flow import Enrichment
+
+    config = enrichment_config(settings)
+    return Enrichment(config, partial(Registers, config)).flow
+
+
 def _secret(given: SecretStr | None) -> str | None:
     """Return the value of a secret knob; None if it is unset or blank."""
     return given.get_secret_value().strip() or None if given is not None else None
@@ -211,7 +256,8 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
     be loaded, or a name that occurs twice."""
     transcription = _transcription(settings)
     automation, pricing = _automation(settings, transcription), _pricing(settings)
-    box = [transcription, _audit(settings), automation, pricing, _jobs(), _notifications()]
+    enriching = _enrichment(settings)
+    box = [transcription, _audit(settings), automation, pricing, _jobs(), enriching, _notifications()]
     others = [(package.name, flow) for package in load_packages(settings, extra) for flow in package.made()]
     known = Counter([flow.name for flow in box] + [flow.name for _, flow in others])
     if twice := sorted(name for name, count in known.items() if count > 1):

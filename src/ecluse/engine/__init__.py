@@ -41,7 +41,7 @@ from ecluse.engine.runs.leases import (
 )
 from ecluse.engine.runs.leases import acquire as acquire_lease
 from ecluse.engine.runs.leases import release as release_lease
-from ecluse.engine.runs.lifecycle import keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
+from ecluse.engine.runs.lifecycle import RunEnded, keep_open, load_run, load_runs, lock_open, lock_runs, note_errors
 from ecluse.engine.runs.outcomes import CANCELLED, Settled, settle_targets
 from ecluse.engine.runs.redrive import (
     Choice,

@@ -7,7 +7,7 @@ import gc
 import random
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,6 @@ from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
-from ecluse.db.outage import ignoring_outage
 from ecluse.db.pools import CLAIMING, SIZE
 from ecluse.engine.cluster import jobs
 from ecluse.engine.cluster.heartbeat import Heartbeat
@@ -38,6 +37,7 @@ from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.runs import lifecycle, stages
+from ecluse.engine.runs.ends import RunEnds
 from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slot_decisions import FiringLimits
@@ -48,7 +48,6 @@ from ecluse.engine.work.worker import Worker
 
 log = structlog.get_logger(__name__)
 
-WAIT_POLL_SECONDS = 1.0
 TRACE_SECONDS = 0.5
 
 COMMIT_SECONDS = 10  # limit of a commit or claim: after that, the locks of a frozen replica are released
@@ -90,7 +89,7 @@ class Kit:
         )
         self._heart = Heartbeat(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
-        self._run_ended = asyncio.Event()  # set at the end of any run, and then replaced
+        self._ends = RunEnds(self.pool, self.clock)
         self.running = False
         self.broken = asyncio.Event()
         self._vendors = AsyncExitStack()
@@ -150,6 +149,7 @@ class Kit:
                 reserve=lanes.reserve,
                 emit=self.live,
                 pool=self.pool,
+                replica=self.replica,
             )
             for flow in self.flows
         }
@@ -224,20 +224,8 @@ class Kit:
             self.broken.set()
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
-        """Wait until the run has ended, at most `max_wait`; return whether it has. The signal only wakes; the row is
-        read first and after every wake-up, so that an end just before the wait, or a lost signal, is not missed."""
-        deadline = self.clock.monotonic() + max_wait.total_seconds()
-        while True:
-            an_end = self._run_ended
-            left = deadline - self.clock.monotonic()
-            with ignoring_outage("waiting for a run") if left > 0 else nullcontext():
-                async with self.pool.connection() as connection:
-                    ended = await lifecycle.has_ended(connection, run_id)
-                if ended or left <= 0:
-                    return ended
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, WAIT_POLL_SECONDS)):
-                    await an_end.wait()
+        """Wait until the run has ended, at most `max_wait`; return whether it has."""
+        return await self._ends.wait(run_id, max_wait)
 
     def flow(self, name: str) -> Flow:
         """Return the flow of this name; raise NotFound, which lists the known flows, if it is not loaded."""
@@ -259,8 +247,7 @@ class Kit:
         # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
         if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])
-        self._run_ended.set()
-        self._run_ended = asyncio.Event()
+        self._ends.heard(int(run_id) if run_id else None)
 
 
 def _wake(event: asyncio.Event, _: str) -> None:

@@ -251,7 +251,7 @@ class Hub:
 def is_realtime(event: PublishedEvent) -> bool:
     """Return True if the event is sent to realtime subscribers, such as `transcription.completed`; names with a slash,
     such as `fiche/transcribed`, are for programs and are not sent."""
-    return "." in event.event_type and "/" not in event.event_type
+    return "/" not in event.event_type
 
 
 def durable(event: PublishedEvent, channels: Sequence[str], largest: int = LARGEST_PAYLOAD) -> Message:

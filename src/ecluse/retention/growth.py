@@ -32,6 +32,7 @@ GROUPS = (
         (
             "runs", "stages", "items", "claims", "attempts", "effects", "outcomes", "run_log", "run_waiters",
             "transcription_runs", "automation_run_facts", "automation_run_fiches", "deliveries", "schedule_slots",
+            "enrichment_jobs", "enrichment_sources",
         ),
         "created_at",
     ),
@@ -55,6 +56,7 @@ GROUPS = (
         ("fiche_cache", "fiche_cache_information", "recordings", "recording_transcription_chunks", "audits"),
         "created_at",
     ),
+    Group("companies", "ECLUSE_KEEP_COMPANIES_DAYS", ("companies", "company_snapshots", "requests"), "created_at"),
 )  # fmt: skip
 SIZES = "SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(%s::text[]) AS name"
 ROWS = "SELECT greatest(reltuples, 0)::float8 FROM pg_class WHERE oid = %s::regclass"

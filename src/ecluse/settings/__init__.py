@@ -20,6 +20,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
 from ecluse.settings.access import AccessKnobs
 from ecluse.settings.edge import EdgeKnobs
+from ecluse.settings.enrichment import EnrichmentKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
 from ecluse.settings.limits import LimitKnobs
@@ -53,7 +54,15 @@ def _sender(value: str) -> str:
 
 
 class Settings(
-    AccessKnobs, EdgeKnobs, KeepKnobs, LimitKnobs, PriceKnobs, PricingKnobs, TranscriptionKnobs, AutomationKnobs
+    AccessKnobs,
+    EdgeKnobs,
+    KeepKnobs,
+    LimitKnobs,
+    PriceKnobs,
+    PricingKnobs,
+    EnrichmentKnobs,
+    TranscriptionKnobs,
+    AutomationKnobs,
 ):
     """Every knob, read from the environment. Derived values are properties and validators below the fields."""
 

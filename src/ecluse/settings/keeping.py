@@ -65,4 +65,7 @@ class KeepKnobs(BaseSettings):
         "Days for which a rule run is kept after its end, with its targets, history and reconciliations; a preview "
         "that was not queued, after its creation.",
     )
+    ECLUSE_KEEP_COMPANIES_DAYS: Days = _days(
+        0, "Days after which a company that was not asked for is erased, with its snapshots, jobs and requests."
+    )
     ECLUSE_KEEP_AUDIT_TRAIL_DAYS: Days = _days(0, "Days for which the audit trail is kept.")

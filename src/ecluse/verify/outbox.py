@@ -6,7 +6,7 @@ A run without a `started` event began before the outbox existed: its missing eve
 
 from __future__ import annotations
 
-from ecluse.verify import automation, transcriptions
+from ecluse.verify import automation, enrichment, transcriptions
 from ecluse.verify.database import Check
 from ecluse.verify.stuck import CARE
 
@@ -73,5 +73,8 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
-STATEMENTS = (HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNPUBLISHED, transcriptions.END_PUBLISHED, automation.END_PUBLISHED)
+STATEMENTS = (
+    *(HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNPUBLISHED),
+    *(transcriptions.END_PUBLISHED, automation.END_PUBLISHED, enrichment.END_PUBLISHED),
+)
 I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", STATEMENTS)

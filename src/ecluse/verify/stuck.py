@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from ecluse.verify import database
+from ecluse.verify import database, enrichment
 from ecluse.verify.automation import UNDECIDED
 from ecluse.verify.database import Check
 from ecluse.verify.report import Report
@@ -153,7 +153,7 @@ I_19_NOTHING_STUCK = Check(
     " + (SELECT count(*) FROM leases WHERE ended_at IS NULL) AS n",
     (
         *(CLAIMS, ITEMS_OF_ENDED_RUNS, STAGES_OF_ENDED_RUNS, WORKFLOWS, ORPHANS, ENDING, STAGES, UNCLOSED, EFFECTS),
-        *(LEASES, UNDECIDED),
+        *(LEASES, UNDECIDED, enrichment.OUTLIVED),
     ),
 )
 

@@ -36,6 +36,7 @@ class WorkContext:
     emit: EmitLive = lambda _: None  # emits at once, whatever becomes of the item
     begin_paid: Callable[[str | None, Charge], Awaitable[None]] | None = None  # for `pay`
     pool: Pool | None = None  # for `database`
+    replica: str | None = None  # this process, as the holder of a lease
     heard: Callable[[Item, Throttle], None] = lambda _, __: None  # what the vendor said of its budget: its lane follows
 
     async def pay(self, item: Item, lock: str | None = None, charge: Charge | None = None) -> None:

@@ -98,6 +98,7 @@ class ItemEnd(NamedTuple):
     error_code: str | None = None
     error: str | None = None
     retry_at: datetime | None = None
+    http_status: int | None = None
 
 
 class FinishedItem(NamedTuple):

@@ -123,10 +123,11 @@ WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 
 
 async def read_published(
-    connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500
+    connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500, producer: str | None = None
 ) -> list[PublishedEvent]:
     """Return at most `limit` events published after the event numbered `after_seq`, in the order of publishing: events
-    of one tenant, or of all (None)."""
+    of one tenant, or of all (None), by one producer, or by any (None)."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
-    parameters = {"after": after_seq, "tenant": tenant, "limit": limit}
+    whose += "" if producer is None else " AND producer = %(producer)s"
+    parameters = {"after": after_seq, "tenant": tenant, "limit": limit, "producer": producer}
     return await fetch_all(connection, PublishedEvent, PUBLISHED.format(whose=whose), parameters)

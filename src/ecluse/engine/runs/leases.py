@@ -1,7 +1,8 @@
 """Leases: one holder per (tenant, key). A process holds a lease for its ttl, which its heartbeat extends (the ttl is
-only the bound after a crash); a run holds it for as long as the run is open. Each holding is a row with its own fence
-number, higher than all former ones of the key: a write under a lease locks that row first, and fails if the lease was
-lost."""
+only the bound after a crash); a run holds it for as long as the run is open. A run may have a ttl, too: the replica
+that works on it extends its lease, and if that replica dies or the ttl passes, the run must acquire it anew. Each
+holding is a row with its own fence number, higher than all former ones of the key: a write under a lease locks that row
+first, and fails if the lease was lost."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Lease:
     owner: str
     run_id: int | None
     attempt: int  # 1, or one more than the former holder's if that lease expired without a release
-    remaining: timedelta | None  # at the time of reading; None: held by a run
+    remaining: timedelta | None  # at the time of reading; None: held by a run without a ttl
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of a log line about the lease, with the token shortened."""
@@ -59,7 +60,7 @@ class Held:
     remaining: timedelta | None  # None: held for as long as the run is open
 
 
-OPEN_RUN = "SELECT 1 FROM runs WHERE id = %(run)s AND tenant_id = %(tenant)s AND ended_at IS NULL FOR NO KEY UPDATE"
+OPEN_RUN = "SELECT 1 FROM runs WHERE id = %(run)s AND ended_at IS NULL FOR NO KEY UPDATE"
 # One `acquire` at a time per key, so that fence numbers grow in the order of the holdings.
 TURN = "SELECT pg_advisory_xact_lock(hashtextextended(%(tenant)s || '/' || %(key)s, 10))"
 COLUMNS = "tenant_id, key, fence, token, owner, run_id, attempt, expires_at - ecluse_now()"
@@ -70,6 +71,12 @@ WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
 MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
 EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
+# A run's own lease: lost with the replica that worked on the run, if that died.
+EXPIRE_ORPHANED = f"""
+{END} 'expired' WHERE {MINE} AND (expires_at <= ecluse_now()
+    OR EXISTS (SELECT 1 FROM replicas r WHERE r.id = replica_id AND r.state = 'dead'))
+"""  # noqa: S608 - our own names
+EXTEND = f"UPDATE leases SET replica_id = %s, expires_at = ecluse_now() + ttl WHERE {MINE}"  # noqa: S608 - our own names
 # If retention has deleted the last row of a key, its fence numbers continue above all deleted ones.
 FORMER = "coalesce(last.fence, (SELECT highest FROM pruned WHERE kind = 'leases'), 0)"
 TAKE = f"""
@@ -86,7 +93,7 @@ RETURNING {COLUMNS}
 # comes soon.
 RENEW = """
 UPDATE leases SET expires_at = ecluse_now() + ttl WHERE (tenant_id, key, fence) IN (
-    SELECT tenant_id, key, fence FROM leases WHERE replica_id = %s AND ended_at IS NULL AND run_id IS NULL
+    SELECT tenant_id, key, fence FROM leases WHERE replica_id = %s AND ended_at IS NULL
     FOR UPDATE SKIP LOCKED)
 """
 END_EXPIRED = f"""
@@ -127,9 +134,11 @@ async def acquire(
     run_id: int | None = None,
 ) -> Lease | Held:
     """Acquire the lease of (tenant, key) and return it; if another holder has it, return that as `Held`. A process gets
-    it for `ttl`, which the heartbeat of `replica` extends; the run `run_id` gets it until the run ends, and if it has
-    the lease already, the same lease again. Raise RunEnded if that run is not open. Part of the caller's transaction,
-    if there is one, so that a run and its lease may be one commit."""
+    it for `ttl`, which the heartbeat of `replica` extends; the run `run_id`, of any tenant, gets it until the run ends,
+    and if it has the lease already, the same lease again. A run with a `ttl` is worked on by `replica`, whose heartbeat
+    extends it; if the ttl has passed, or the former replica has died, the run gets a new lease with the next `attempt`.
+    Raise RunEnded if that run is not open. Part of the caller's transaction, if there is one, so that a run and its
+    lease may be one commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     async with connection.transaction():
         if run_id is not None and await fetch_row(connection, OPEN_RUN, given) is None:
@@ -137,7 +146,12 @@ async def acquire(
         await connection.execute(TURN, given)
         lease = await _holder(connection, given)
         if lease is not None and run_id is not None and lease.run_id == run_id:
-            return lease
+            if ttl is None:
+                return lease
+            if not (await connection.execute(EXPIRE_ORPHANED, _mine(lease))).rowcount:
+                await connection.execute(EXTEND, (replica, *_mine(lease)))
+                return lease
+            lease = None
         if lease is not None and lease.remaining is not None and lease.remaining <= timedelta(0):
             # EXPIRE checks again under the row's lock: the holder may be extending, writing under or releasing it.
             expired = (await connection.execute(EXPIRE, _mine(lease))).rowcount

@@ -43,4 +43,5 @@ def _end(one: ItemResult, stored: Accepted | None) -> ItemEnd:
     executions = one.item.executions + 1 if stored is None else stored.executions
     if stored is not None and stored.code is not None:
         return ItemEnd(one.item, "failed", executions, error_code=stored.code, error=stored.error)
-    return ItemEnd(one.item, one.status, executions, one.result, one.kept, one.error_code, one.error, one.due_at)
+    answer = (one.result, one.kept, one.error_code, one.error, one.due_at, one.http_status)
+    return ItemEnd(one.item, one.status, executions, *answer)

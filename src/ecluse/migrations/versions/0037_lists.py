@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0037"
-down_revision = "0035"
+down_revision = "0036"
 
 # As in 0028, and the last condition.
 LISTED = """

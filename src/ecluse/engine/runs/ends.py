@@ -1,0 +1,78 @@
+"""The wait for the end of a run, in the process that waits. The notification of an end wakes the waiters of that run
+alone, and all of them share one look at its row."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from ecluse.base.clock import Clock
+from ecluse.db.connect import Pool
+from ecluse.db.outage import ignoring_outage
+from ecluse.engine.runs import lifecycle
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """The waiters of one run since its last notification; `look` reads its row, at most once per poll interval."""
+
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    waiters: int = 0
+    look: asyncio.Task[bool] | None = None
+    looked_at: float = 0.0
+
+
+class RunEnds:
+    """The runs that this process waits for."""
+
+    def __init__(self, pool: Pool, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._watches: dict[int, Watch] = {}
+
+    def heard(self, run_id: int | None) -> None:
+        """Wake the waiters of a run that has ended; None: any run may have, because notifications were lost."""
+        for ended in list(self._watches) if run_id is None else [run_id]:
+            if (watch := self._watches.pop(ended, None)) is not None:
+                watch.woken.set()
+
+    async def wait(self, run_id: int, max_wait: timedelta) -> bool:
+        """Wait until the run has ended, at most `max_wait`; return whether it has. The notification only wakes; the row
+        is read first and after every wake-up, so that an end just before the wait, or a lost notification, is not
+        missed."""
+        deadline = self._clock.monotonic() + max_wait.total_seconds()
+        while True:
+            watch = self._watches.setdefault(run_id, Watch())
+            watch.waiters += 1
+            try:
+                left = deadline - self._clock.monotonic()
+                with ignoring_outage("waiting for a run") if left > 0 else nullcontext():
+                    ended = await asyncio.shield(self._look(run_id, watch))
+                    if ended or left <= 0:
+                        return ended
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, POLL_SECONDS)):
+                        await watch.woken.wait()
+            finally:
+                watch.waiters -= 1
+                if not watch.waiters and self._watches.get(run_id) is watch:
+                    del self._watches[run_id]
+
+    def _look(self, run_id: int, watch: Watch) -> asyncio.Task[bool]:
+        """Return the look at the run's row that is under way or was just made, or begin one."""
+        now = self._clock.monotonic()
+        if watch.look is None or now - watch.looked_at >= POLL_SECONDS or _failed(watch.look):
+            watch.look, watch.looked_at = asyncio.create_task(self._has_ended(run_id)), now
+        return watch.look
+
+    async def _has_ended(self, run_id: int) -> bool:
+        async with self._pool.connection() as connection:
+            return await lifecycle.has_ended(connection, run_id)
+
+
+def _failed(look: asyncio.Task[bool]) -> bool:
+    return look.done() and (look.cancelled() or look.exception() is not None)

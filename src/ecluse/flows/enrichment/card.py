@@ -1,0 +1,106 @@
+"""The card of a company: what each register says of it, merged field by field with the source and the date of each
+value. Pure.
+
+The facts of each register are stored apart. A register that answers replaces its own facts; one that fails changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from ecluse.vendors.registers import Facts, Source
+
+IDENTITY = (Source.SEARCH, Source.INPI, Source.RCS)
+LEGAL = (Source.INPI, Source.RCS, Source.SEARCH)
+FIELDS: Mapping[str, tuple[Source, ...]] = {
+    **dict.fromkeys(
+        (
+            "legal_name",
+            "acronym",
+            "trade_name",
+            "state",
+            "creation_date",
+            "closing_date",
+            "activity_code",
+            "category",
+            "headcount_range",
+            "vat_numbers",
+            "diffusion",
+            "head_office",
+            "establishments_count",
+            "open_establishments_count",
+            "establishments",
+        ),
+        IDENTITY,
+    ),
+    **dict.fromkeys(
+        (
+            "legal_form_code",
+            "legal_form",
+            "registration_date",
+            "deregistration_date",
+            "end_date",
+            "capital_amount",
+            "capital_currency",
+            "capital_variable",
+            "fiscal_year_end",
+            "duration_years",
+            "court",
+            "observations",
+            "directors",
+        ),
+        LEGAL,
+    ),
+}
+OPEN_DIFFUSION = "O"
+Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}
+
+
+def merge(stored: Stored, fetched: Mapping[Source, Facts], at: datetime) -> dict[str, dict[str, Any]]:
+    """Return the stored facts with those of the registers that have answered, and with directors masked as far as one
+    register says that the company is not open to diffusion."""
+    new = {str(source): {"at": at.isoformat(), "facts": facts} for source, facts in fetched.items()}
+    merged = {**{source: dict(one) for source, one in stored.items()}, **new}
+    closed = any(one["facts"].get("diffusion", OPEN_DIFFUSION) != OPEN_DIFFUSION for one in merged.values())
+    return {source: {**one, "facts": masked(one["facts"])} if closed else one for source, one in merged.items()}
+
+
+def masked(facts: Facts) -> Facts:
+    """Return the facts of a company that is not open to diffusion: of its directors who are persons, the role stays."""
+    if "directors" not in facts:
+        return facts
+    return {**facts, "directors": [_masked(one) for one in facts["directors"]]}
+
+
+def _masked(director: Facts) -> Facts:
+    if director["type"] != "person":
+        return director
+    return {"type": "person", "role": director["role"], "masked": True}
+
+
+def card(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> dict[str, dict[str, Any]]:
+    """Return the fields of a company, each as value, source and date, from the registers that the reader may see: of
+    each field, the first register in the field's order that has a value."""
+    found = {}
+    for field, order in FIELDS.items():
+        for source in order:
+            one = stored.get(source)
+            if one is not None and source in allowed and field in one["facts"]:
+                found[field] = {"value": one["facts"][field], "source": str(source), "at": one["at"]}
+                break
+    return found
+
+
+def legal_name(stored: Stored) -> str | None:
+    """Return the legal name of the company; without it there is no core identity."""
+    named = card(stored).get("legal_name")
+    return str(named["value"]) if named else None
+
+
+def public_name(stored: Stored) -> str | None:
+    """Return the legal name by which every tenant may know the company."""
+    named = card(stored, (Source.SEARCH, Source.INPI)).get("legal_name")
+    return str(named["value"]) if named else None

@@ -1,0 +1,207 @@
+"""The rows of companies, jobs and sources, and the only place that changes the state of a company: under the lock of
+its row, by the table of transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from ecluse.base.errors import Conflict
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, as_json, fetch_all, fetch_row, fetch_rows
+from ecluse.flows.enrichment.rules import Known
+from ecluse.flows.enrichment.states import Fetched, Status, Trigger, check_move
+from ecluse.vendors.registers import Source
+
+PUT_COMPANY = """
+INSERT INTO companies (siren, enrichment_status, created_at, status_at)
+VALUES (%s, 'PENDING', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING
+"""
+KNOWN = """
+SELECT c.enrichment_status, c.updated_at, c.job_ended_at, c.relaunchable, j.run_id, ecluse_now()
+FROM companies c LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL WHERE c.siren = %s
+"""
+PUT_JOBS = """
+INSERT INTO enrichment_jobs (run_id, tenant_id, siren, trigger, request_id, correlation_id, idempotency_key, status,
+                             asked, created_at)
+SELECT run_id, tenant_id, siren, trigger, request_id, correlation_id, idempotency_key, 'PENDING',
+       ARRAY(SELECT jsonb_array_elements_text(asked)), ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb) AS j(run_id bigint, tenant_id text, siren text, trigger text, request_id bigint,
+    correlation_id text, idempotency_key text, asked jsonb)
+ORDER BY siren ON CONFLICT DO NOTHING RETURNING run_id
+"""
+# A company that ages while a job waits in line is marked when the next caller asks, or by the sweep.
+MARK_STALE = """
+UPDATE companies SET enrichment_status = 'STALE', status_at = ecluse_now(), stale_since = updated_at + %(fresh)s
+WHERE siren IN (
+    SELECT siren FROM companies WHERE enrichment_status IN ('SUCCESS', 'PARTIAL')
+      AND updated_at <= ecluse_now() - %(fresh)s::interval AND (%(siren)s::text IS NULL OR siren = %(siren)s)
+    ORDER BY siren LIMIT %(most)s FOR NO KEY UPDATE)
+"""
+BEGIN_JOB = """
+UPDATE enrichment_jobs SET status = 'RUNNING', attempt = %(attempt)s, started_at = coalesce(started_at, ecluse_now())
+WHERE run_id = %(run)s AND ended_at IS NULL AND attempt < %(attempt)s RETURNING trigger
+"""
+LOCK_COMPANY = "SELECT enrichment_status FROM companies WHERE siren = %s FOR NO KEY UPDATE"
+SET_RUNNING = "UPDATE companies SET enrichment_status = 'RUNNING', status_at = ecluse_now() WHERE siren = %s"
+BEGIN_SOURCE = """
+INSERT INTO enrichment_sources (run_id, source_api, started_at) VALUES (%s, %s, ecluse_now()) ON CONFLICT DO NOTHING
+"""
+END_SOURCES = """
+INSERT INTO enrichment_sources AS s
+    (run_id, source_api, started_at, ended_at, status, http_status, error_code, message, executions, facts)
+SELECT run_id, source_api, ecluse_now(), ecluse_now(), status, http_status, error_code, message, executions, facts
+FROM jsonb_to_recordset(%s::jsonb) AS e(run_id bigint, source_api text, status text, http_status integer,
+    error_code text, message text, executions integer, facts jsonb)
+ORDER BY run_id
+ON CONFLICT (run_id, source_api) DO UPDATE SET ended_at = excluded.ended_at, status = excluded.status,
+    http_status = excluded.http_status, error_code = excluded.error_code, message = excluded.message,
+    executions = excluded.executions, facts = excluded.facts
+RETURNING run_id, (extract(epoch FROM s.ended_at - s.started_at) * 1000)::integer
+"""
+# In one order: two transactions that end several jobs must not deadlock.
+LOCK_COMPANIES = """
+SELECT siren, enrichment_status, sources FROM companies WHERE siren = ANY(%s) ORDER BY siren FOR NO KEY UPDATE
+"""
+JOBS = """
+SELECT run_id, tenant_id, siren, trigger, request_id, correlation_id, status, attempt, asked FROM enrichment_jobs
+WHERE run_id = ANY(%s) AND ended_at IS NULL ORDER BY siren
+"""
+SOURCES = """
+SELECT run_id, source_api, status, http_status, error_code, message, facts FROM enrichment_sources
+WHERE run_id = ANY(%s) AND ended_at IS NOT NULL
+"""
+ENDED = """e AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS e(run_id bigint, siren text, status text, began boolean,
+        merged boolean, enrichment_error text, core_identity_present boolean, sources_success_count integer,
+        required_sources_failed_count integer, optional_sources_failed_count integer, relaunchable boolean,
+        legal_name text, sources jsonb))"""
+COUNTERS = (
+    "core_identity_present",
+    "sources_success_count",
+    "required_sources_failed_count",
+    "optional_sources_failed_count",
+)
+# A job that never began has changed nothing about its company, which keeps its state.
+END_COMPANIES = f"""
+WITH {ENDED}
+UPDATE companies c SET enrichment_status = e.status, enrichment_error = e.enrichment_error, job_ended_at = ecluse_now(),
+    {", ".join(f"{name} = e.{name}" for name in COUNTERS)}, relaunchable = e.relaunchable, status_at = ecluse_now(),
+    legal_name = CASE WHEN e.merged THEN e.legal_name ELSE c.legal_name END,
+    sources = CASE WHEN e.merged THEN e.sources ELSE c.sources END,
+    updated_at = CASE WHEN e.merged THEN ecluse_now() ELSE c.updated_at END,
+    stale_since = CASE WHEN e.merged THEN NULL ELSE c.stale_since END
+FROM e WHERE c.siren = e.siren AND e.began
+"""  # noqa: S608 - our own names
+PUT_SNAPSHOTS = f"""
+WITH {ENDED}
+INSERT INTO company_snapshots (siren, job_id, enrichment_status, sources, created_at)
+SELECT siren, run_id, status, sources, ecluse_now() FROM e WHERE merged ORDER BY siren
+"""  # noqa: S608 - our own names
+END_JOBS = f"""
+WITH {ENDED}, cleared AS (
+    UPDATE enrichment_sources s SET facts = NULL FROM e WHERE s.run_id = e.run_id AND s.facts IS NOT NULL)
+UPDATE enrichment_jobs j SET status = e.status, enrichment_error = e.enrichment_error, ended_at = ecluse_now(),
+    {", ".join(f"{name} = e.{name}" for name in COUNTERS)}
+FROM e WHERE j.run_id = e.run_id
+"""  # noqa: S608 - our own names
+END_REQUESTS = f"""
+WITH {ENDED}, waiting AS MATERIALIZED (
+    SELECT DISTINCT ON (r.job_id, r.tenant_id) r.job_id, r.tenant_id, r.correlation_id
+    FROM requests r JOIN e ON e.run_id = r.job_id ORDER BY r.job_id, r.tenant_id, r.id DESC),
+updated AS (
+    UPDATE requests r SET job_id = e.run_id, updated_at = ecluse_now() FROM e WHERE r.company_siren = e.siren)
+SELECT job_id, tenant_id, correlation_id FROM waiting
+"""  # noqa: S608 - our own names
+
+
+class Taken(Conflict):
+    """The company has an open job, or its job of today has succeeded. The caller reads the state again."""
+
+
+class JobRow(NamedTuple):
+    """An open job, as its end needs it."""
+
+    run_id: int
+    tenant_id: str
+    siren: str
+    trigger: str
+    request_id: int | None
+    correlation_id: str
+    status: str
+    attempt: int
+    asked: list[str]
+
+
+async def put_company(connection: Connection, siren: str) -> None:
+    """Insert the company as PENDING, if it is not known."""
+    await connection.execute(PUT_COMPANY, (siren,))
+
+
+async def known(connection: Connection, siren: str) -> tuple[Known, int | None, datetime]:
+    """Return what is known of a company, its open job, and the present instant."""
+    row = await fetch_row(connection, KNOWN, (siren,))
+    assert row is not None  # noqa: S101 - `put_company` came first
+    status, updated_at, ended_at, relaunchable, job, now = row
+    return Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, now
+
+
+async def mark_stale(connection: Connection, fresh: timedelta, siren: str | None = None, most: int = 500) -> None:
+    """Mark companies whose data are too old: one, or the first `most` of all."""
+    await connection.execute(MARK_STALE, {"fresh": fresh, "siren": siren, "most": most})
+
+
+async def put_jobs(connection: Connection, rows: Sequence[Row]) -> None:
+    """Insert jobs. Raise Taken if a company has an open job, or a job of the same idempotency key that succeeded."""
+    if len(await fetch_rows(connection, PUT_JOBS, (as_json(rows),))) < len(rows):
+        raise Taken("The company has an open job.")
+
+
+async def begin_call(connection: Connection, run_id: int, siren: str, source: Source, attempt: int) -> bool:
+    """Record that a job asks a source under its lock of this `attempt`; return whether that attempt is new. The company
+    of a new job is RUNNING from here on."""
+    row = await fetch_row(connection, BEGIN_JOB, {"run": run_id, "attempt": attempt})
+    if row is not None:
+        (status,) = await fetch_row(connection, LOCK_COMPANY, (siren,)) or (None,)
+        before = Status(status)
+        if before is not Status.RUNNING:
+            trigger = Trigger(row[0]) if row[0] in list(Trigger) else None
+            check_move(siren, before, Status.RUNNING, trigger)
+            await connection.execute(SET_RUNNING, (siren,))
+    await connection.execute(BEGIN_SOURCE, (run_id, source))
+    return row is not None
+
+
+async def end_sources(connection: Connection, rows: Sequence[Row]) -> dict[int, int]:
+    """Store the final results of sources; return the duration of each, in ms, by run."""
+    return dict(await fetch_rows(connection, END_SOURCES, (as_json(rows),)))
+
+
+async def open_jobs(connection: Connection, run_ids: Collection[int]) -> list[JobRow]:
+    return await fetch_all(connection, JobRow, JOBS, (list(run_ids),))
+
+
+async def lock_companies(connection: Connection, sirens: Collection[str]) -> dict[str, tuple[Status, Row]]:
+    """Lock companies; return state and stored facts of each."""
+    rows = await fetch_rows(connection, LOCK_COMPANIES, (sorted(sirens),))
+    return {siren: (Status(status), sources) for siren, status, sources in rows}
+
+
+async def fetched(connection: Connection, run_ids: Collection[int]) -> dict[int, list[tuple[Fetched, Row | None]]]:
+    """Return the final results of the sources of jobs, by run, each with the facts."""
+    found: dict[int, list[tuple[Fetched, Row | None]]] = {}
+    for run_id, source, _, http_status, code, message, facts in await fetch_rows(connection, SOURCES, (list(run_ids),)):
+        found.setdefault(run_id, []).append((Fetched(Source(source), code, http_status, message), facts))
+    return found
+
+
+async def end_jobs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
+    """Store the ends of jobs: company, snapshot, job and requests. Return the tenants that wait for each job, with a
+    correlation id."""
+    given = {"rows": as_json(rows)}
+    for statement in (END_COMPANIES, PUT_SNAPSHOTS, END_JOBS):
+        await connection.execute(statement, given)
+    return [
+        (job, tenant, correlation) for job, tenant, correlation in await fetch_rows(connection, END_REQUESTS, given)
+    ]

@@ -1,0 +1,159 @@
+"""Requests for companies, and what a trigger leads to: the open job, a new one, or what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from ecluse.access.tenants import DEFAULT
+from ecluse.base.errors import Conflict, NotFound
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_one, fetch_value
+from ecluse.engine import Flow, Start, lock_open, start_run, write_events
+from ecluse.flows.enrichment import card, events, records, rules
+from ecluse.flows.enrichment.clients import Config
+from ecluse.flows.enrichment.records import Taken
+from ecluse.flows.enrichment.states import Trigger
+from ecluse.vendors.registers import Source
+
+TRIES = 5
+SWEEP = "SWEEP"  # the trigger of jobs that no request has begun
+INSERT = """
+INSERT INTO requests (tenant_id, company_siren, company_siret, correlation_id, created_by, created_at, updated_at)
+VALUES (%(tenant)s, %(siren)s, %(siret)s, %(correlation)s, %(by)s, ecluse_now(), ecluse_now()) RETURNING id
+"""
+SHOW = """
+SELECT l.*, c.sources, c.core_identity_present, c.sources_success_count, c.required_sources_failed_count,
+       c.optional_sources_failed_count
+FROM request_list l JOIN companies c ON c.siren = l.company_siren WHERE l.tenant_id = %s AND l.id = %s
+"""
+ATTACH = "UPDATE requests SET job_id = %s, updated_at = ecluse_now() WHERE id = %s AND job_id IS DISTINCT FROM %s"
+RECIPIENT = "SELECT api_entreprise_recipient FROM tenants WHERE id = %s"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart."""
+
+    tenant: str
+    siren: str
+    trigger: Trigger
+    request_id: int
+    correlation: str
+    siret: str | None = None
+    key: str = ""
+
+
+class Launched(NamedTuple):
+    """What a trigger has led to: the job that the request is attached to, or none, because what is stored is used."""
+
+    job_id: int | None
+    attached: bool
+
+    @property
+    def cached(self) -> bool:
+        return self.job_id is None
+
+
+STORED = Launched(None, attached=False)
+
+
+async def create(connection: Connection, tenant: str, siren: str, siret: str | None, correlation: str, by: str) -> int:
+    """Insert a request and, if it is new, its company; return the id."""
+    await records.put_company(connection, siren)
+    given = {"tenant": tenant, "siren": siren, "siret": siret, "correlation": correlation, "by": by}
+    return int(await fetch_value(connection, INSERT, given))
+
+
+async def launch(connection: Connection, flow: Flow, config: Config, asked: Asked) -> Launched:
+    """Attach the request to the open job of its company, start one, or neither; and tell Requested. An attached request
+    cannot miss the end of its job: the job's run is locked until this transaction ends."""
+    launched = await _launch(connection, flow, config, asked)
+    if launched.job_id is not None:
+        await connection.execute(ATTACH, (launched.job_id, asked.request_id, launched.job_id))
+    event = events.requested(
+        asked.tenant,
+        asked.correlation,
+        key=asked.key or str(asked.trigger),
+        request_id=asked.request_id,
+        siren=asked.siren,
+        siret=asked.siret,
+        trigger=asked.trigger,
+        cached=launched.cached,
+    )
+    await write_events(connection, [event])
+    return launched
+
+
+async def _launch(connection: Connection, flow: Flow, config: Config, asked: Asked) -> Launched:
+    for _ in range(TRIES):
+        known, job, now = await records.known(connection, asked.siren)
+        match rules.decide(known, asked.trigger, config.limits, now):
+            case "cached":
+                return STORED
+            case "attach" if job in await lock_open(connection, [job] if job else []):
+                return Launched(job, attached=True)
+            case "start":
+                try:
+                    async with connection.transaction():
+                        await records.mark_stale(connection, config.limits.fresh, asked.siren)
+                        return Launched(await start(connection, flow, config, asked, now), attached=False)
+                except Taken:
+                    _, job, _ = await records.known(connection, asked.siren)
+                    # Without an open job it is the idempotency key: the job of today has succeeded.
+                    if job is None and asked.trigger is not Trigger.MANUAL:
+                        return STORED
+    raise Conflict(f"The job of company {asked.siren} changed while this was answered: repeat the request.")
+
+
+async def start(
+    connection: Connection, flow: Flow, config: Config, asked: Asked, now: datetime, trigger: str | None = None
+) -> int:
+    """Start a job in the tenant that wants it; return its run. Raise Taken if the company has one. `trigger`: that of
+    the job, if no request began it."""
+    recipient = await recipient_of(connection, config, asked.tenant)
+    given = {
+        "siren": asked.siren,
+        "trigger": trigger or str(asked.trigger),
+        "request_id": asked.request_id,
+        "asked": [str(one) for one in config.asked(recipient)],
+        "recipient": recipient,
+        "idempotency_key": rules.job_key(asked.siren, trigger or asked.trigger, now),
+    }
+    key = f"enrichment:{given['idempotency_key']}"
+    wanted = Start(flow, key, asked.tenant, given, correlation_id=asked.correlation, again=True)
+    started = await start_run(connection, wanted)
+    if started.deduplicated:
+        raise Taken(f"Job {started.run.id} is open.")
+    return started.run.id
+
+
+async def recipient_of(connection: Connection, config: Config, tenant: str) -> str | None:
+    """Return the recipient with which the tenant asks API Entreprise; None: it does not, and sees nothing of it."""
+    own: str | None = await fetch_value(connection, RECIPIENT, (tenant,))
+    return own or (config.recipient if tenant == DEFAULT else None)
+
+
+async def show(connection: Connection, config: Config, tenant: str, request_id: int) -> Row:
+    """Return a request with the card of its company, as far as the tenant may see it; raise NotFound."""
+    row = await fetch_one(connection, dict, SHOW, (tenant, request_id))
+    if row is None:
+        raise NotFound(f"There is no request {request_id}.")
+    sources = row.pop("sources")
+    seen = await visible(connection, config, tenant)
+    row["company"] = card.card(sources, seen) or None
+    return row
+
+
+async def visible(connection: Connection, config: Config, tenant: str) -> list[Source]:
+    """Return the sources whose facts the tenant may see."""
+    entitled = await recipient_of(connection, config, tenant) is not None
+    return [one for one in Source if entitled or one is not Source.RCS]
+
+
+async def is_wanting(connection: Connection, config: Config, row: Row) -> bool:
+    """Return whether reading this request is to trigger a job: the company's data are missing or stale, and the request
+    is not attached to an open job already."""
+    known, job, now = await records.known(connection, row["company_siren"])
+    return rules.decide(known, Trigger.OPENED, config.limits, now) != "cached" and (job is None or job != row["job_id"])

@@ -1,0 +1,74 @@
+"""The sweep of company enrichment, on every worker at intervals: marks stale companies, relaunches what is stale,
+pending without a job or partial for a passing reason, and erases companies that were not asked for any more."""
+
+from __future__ import annotations
+
+import structlog
+
+from ecluse.access import audit_trail
+from ecluse.access.refusals import SYSTEM
+from ecluse.db.connect import Connection
+from ecluse.db.query import fetch_column, fetch_rows
+from ecluse.engine import Flow
+from ecluse.flows.enrichment import erasure, records, rules
+from ecluse.flows.enrichment.clients import Config
+from ecluse.flows.enrichment.records import Taken
+from ecluse.flows.enrichment.requests import SWEEP, Asked, start
+from ecluse.flows.enrichment.states import Status, Trigger
+
+log = structlog.get_logger(__name__)
+MOST = 100  # companies per sweep
+# PENDING without a job is left alone for a minute: a request that is being answered has not started its job yet. The
+# job runs in the tenant of the last request.
+CANDIDATES = """
+SELECT c.siren, c.enrichment_status, c.updated_at, c.job_ended_at, c.relaunchable, r.tenant_id, r.id,
+       r.correlation_id, ecluse_now()
+FROM companies c
+CROSS JOIN LATERAL (
+    SELECT r.* FROM requests r JOIN tenants t ON t.id = r.tenant_id AND t.disabled_at IS NULL
+    WHERE r.company_siren = c.siren ORDER BY r.id DESC LIMIT 1) r
+WHERE (c.enrichment_status = 'STALE' OR c.enrichment_status = 'PENDING' AND c.status_at < ecluse_now() - interval '60 s'
+       OR c.enrichment_status = 'PARTIAL' AND c.relaunchable
+          AND c.job_ended_at <= ecluse_now() - %(after_partial)s::interval)
+  AND NOT EXISTS (SELECT 1 FROM enrichment_jobs j WHERE j.siren = c.siren AND j.ended_at IS NULL)
+ORDER BY c.status_at LIMIT %(most)s
+"""
+FORGOTTEN = """
+SELECT siren FROM companies c WHERE status_at < ecluse_now() - %(keep)s::interval
+  AND NOT EXISTS (SELECT 1 FROM requests r WHERE r.company_siren = c.siren
+                  AND r.created_at >= ecluse_now() - %(keep)s::interval)
+  AND NOT EXISTS (SELECT 1 FROM enrichment_jobs j WHERE j.siren = c.siren AND j.ended_at IS NULL)
+ORDER BY siren LIMIT %(most)s
+"""
+
+
+async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
+    """Sweep once. Idempotent: the index of open jobs keeps two replicas from starting the same job."""
+    limits = config.limits
+    await records.mark_stale(connection, limits.fresh)
+    given = {"after_partial": limits.after_partial, "most": MOST}
+    for siren, *known, tenant, request, correlation, now in await fetch_rows(connection, CANDIDATES, given):
+        status, updated_at, ended_at, relaunchable = known
+        if not rules.is_due(rules.Known(Status(status), updated_at, ended_at, relaunchable), limits, now):
+            continue
+        asked = Asked(tenant, siren, Trigger.OPENED, request, correlation)
+        try:
+            async with connection.transaction():
+                job = await start(connection, flow, config, asked, now, SWEEP)
+                await connection.execute("UPDATE requests SET job_id = %s WHERE id = %s", (job, request))
+        except Taken:  # by a request, or by the sweep of another replica
+            continue
+        log.info("enrichment: relaunched", tenant_id=tenant, company_siren=siren, job_id=str(job), status=status)
+    if config.keep is not None:
+        await _forget(connection, config)
+
+
+async def _forget(connection: Connection, config: Config) -> None:
+    sirens = await fetch_column(connection, FORGOTTEN, {"keep": config.keep, "most": MOST})
+    if not sirens:
+        return
+    async with connection.transaction():
+        removed = await erasure.erase(connection, sirens)
+        why = f"not asked for since {config.keep}: {removed.in_words()}"
+        subject = f"companies:{len(sirens)}"
+        await audit_trail.record(connection, SYSTEM, "retention", "companies.erase", subject, why, None)
