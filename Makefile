@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,8 +90,13 @@ types: .venv/.ready ## Types (mypy --strict)
 imports: .venv/.ready ## Who may import whom (import-linter)
 	$(BIN)/lint-imports --no-cache
 
+OF_DEMO = $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+
 demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON, DATABASE_URL=… names an empty database
-	$(BIN)/ecluse demo automation $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+	$(BIN)/ecluse demo automation $(OF_DEMO)
+
+demo-pricing: .venv/.ready ## The same for pricing: 500 prices changed and restored in an unreliable shop
+	$(BIN)/ecluse demo pricing $(OF_DEMO)
 
 bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
 	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
