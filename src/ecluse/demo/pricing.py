@@ -201,10 +201,9 @@ class _Play:
 def _show(console: Console, report: dict[str, Any]) -> None:
     """Print the report for people."""
     lines = (
-        f"rule run {report['rule_run']}: {report['applied']} prices applied, {report['conflicts']} left as another "
-        f"client had set them; {report['rolled_back']} restored, {report['not_rolled_back']} not, for the same reason",
-        f"  the shop's ledger: {report['ledger_writes']} writes, {report['doubled']} changed a price twice, "
-        f"{report['lost']} are missing",
+        f"rule run {report['rule_run']}: {report['applied']} prices applied, {report['rolled_back']} of them restored",
+        f"  changed by another client, and left: {report['conflicts']} of the apply, {report['not_rolled_back']} since",
+        f"  the shop's ledger: {report['ledger_writes']} writes, {report['doubled']} twice, {report['lost']} missing",
         f"  one kill -9: work resumed after {report['seconds_without_worker']} s; {report['seconds']} s in all",
         f"  verify: {audited(report)}",
     )

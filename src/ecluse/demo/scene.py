@@ -310,7 +310,11 @@ def get(url: str, key: str | None = None) -> bytes:
 
 def post(url: str, body: object, key: str | None = None, *, headers: Mapping[str, str] | None = None) -> Any:
     """Send a POST with a JSON body and return the parsed answer. Raises SetUpError for a refusal."""
-    sent = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+    sent = {
+        "Content-Type": "application/json",
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+        **(headers or {}),
+    }
     request = urllib.request.Request(url, json.dumps(body).encode(), sent)  # noqa: S310 - our own
     try:
         with NO_PROXY.open(request, timeout=ANSWER_SECONDS) as response:
