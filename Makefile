@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,6 +122,10 @@ chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SE
 
 chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 FICHES=1000 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.automation_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(FICHES),--fiches $(FICHES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
+
+chaos-pricing: .venv/.ready ## The same over one apply of a rule run; KILLS=50 TARGETS=5000 SEED=1 by default, JSON=1 prints JSON
+	$(BIN)/python -m tests.faults.pricing_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(TARGETS),--targets $(TARGETS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
 
 coverage-of-requirements: .venv/.ready ## Which requirements no test cites
