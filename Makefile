@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-jobs chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ bench-fairness: .venv/.ready ## What one tenant at its worst costs another; SECO
 
 bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,000 of them; JSON=1 prints JSON
 	$(BIN)/python -m bench.jobs $(if $(filter 1,$(JSON)),--json)
+
+bench-pricing: .venv/.ready ## How much of a shop's limits is used, previews, pages; ONLY="rate cost preview stop", JSON=1 prints JSON
+	$(BIN)/python -m bench.pricing $(ONLY) $(if $(filter 1,$(JSON)),--json)
 
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1, SEEDS="1 7 42" plays several, SLOW=1 on one slow core, JSON=1 prints JSON
 	$(if $(filter 1,$(SLOW)),taskset -c 0 nice) $(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) \

@@ -1,5 +1,5 @@
-"""How a rule run is started for the fault cases: a project at the sandbox, a plan of the wanted variants from the prices
-that the shop has, and its apply."""
+"""How a rule run is started for the fault cases: a project at the sandbox, a plan made of the prices that the shop has,
+and its apply."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ REGIONS = ("title", "header", "targets", "executions", "reconciliations", "histo
 ONE = live.Page("rule_run_live.html", REGIONS)
 NAMED = """
 SELECT r.id::text AS id, p.name AS project, p.deleted_at IS NOT NULL AS is_gone,
-       coalesce(u.name, 'Correction of #' || r.corrects_id) || ' #' || r.id AS name
+       coalesce(u.name, 'Correction of #' || r.corrects_id, 'Rule run') || ' #' || r.id AS name
 FROM rule_runs r JOIN pricing_projects p ON p.id = r.project_id LEFT JOIN pricing_rules u ON u.id = r.rule_id
 WHERE r.id = ANY(%s::bigint[])
 """
