@@ -85,6 +85,10 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
                    " 1) RETURNING id", run)  # fmt: skip
     fill("INSERT INTO rule_mismatches (tenant_id, reconciliation_id, rule_run_id, rule_target_id, expected, actual)"
          " VALUES ('default', %s, %s, 77, 900, 905)", planned, run)  # fmt: skip
+    fill("INSERT INTO pricing_alerts (tenant_id, project_id, alert, severity, summary, action, raised_at) SELECT"
+         " 'default', project_id, 'DLQ Backlog', 'warning', '51 dead letters', 'Retry them.', now() FROM rule_runs"
+         " WHERE id = %s", run)  # fmt: skip
+    assert "DLQ Backlog 51 dead letters" in operator.shown(f"/ui/pricing/runs/{run}")
     assert "#77 9.00 EUR 9.05 EUR 0.05 EUR" in operator.shown(f"/ui/pricing/runs/{run}")
 
 

@@ -13,6 +13,7 @@ from ecluse.access.listing import Listing, read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
+from ecluse.flows.pricing.monitoring import ALERTS
 from ecluse.flows.pricing.queries import show_run
 from ecluse.flows.pricing.rules import REASONS
 from ecluse.flows.pricing.run_surface import MISMATCHES, RECONCILIATIONS, RUNS, TARGETS
@@ -26,11 +27,11 @@ from ecluse.web.door import Page
 from ecluse.web.live import Context
 from ecluse.web.shops import HOME, MOST, Column, money
 
-ROWS, PASSES, MISMATCHED, MOVES = 25, 10, 25, 20  # rows of each on a page
+ROWS, OPEN_ALERTS, PASSES, MISMATCHED, MOVES = 25, 10, 10, 25, 20  # rows of each on a page
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 LIST = live.Page("pricing_live.html")
-REGIONS = ("title", "header", "targets", "executions", "reconciliations", "history")
+REGIONS = ("title", "header", "alerts", "targets", "executions", "reconciliations", "history")
 ONE = live.Page("rule_run_live.html", REGIONS)
 NAMED = """
 SELECT r.id::text AS id, p.name AS project, p.deleted_at IS NOT NULL AS is_gone,
@@ -143,21 +144,21 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
 
 async def _run(request: Request, run_id: int, part: Part) -> Context:
     caller = caller_of(request)
-    within = {"rule_run_id": run_id}
 
     async def ask(connection: Connection) -> Context:
         async def listed(listing: Listing, limit: int, offset: int = 0, **given: Any) -> list[Row]:
-            page = await read_page(connection, caller, listing, {**within, **given}, limit=limit, offset=offset)
+            page = await read_page(connection, caller, listing, given, limit=limit, offset=offset)
             found: list[Row] = page[listing.name]
             return found
 
-        run = await show_run(connection, caller.tenant, run_id)
+        run, within = await show_run(connection, caller.tenant, run_id), {"rule_run_id": run_id}
         return {
             "run": run,
             **(await fetch_all(connection, dict, NAMED, ([run_id],)))[0],
-            "targets": await listed(TARGETS, ROWS + 1, part.targets, status=part.status),
-            "passes": await listed(RECONCILIATIONS, PASSES),
-            "mismatches": await listed(MISMATCHES, MISMATCHED),
+            "targets": await listed(TARGETS, ROWS + 1, part.targets, **within, status=part.status),
+            "alerts": await listed(ALERTS, OPEN_ALERTS, project_id=run["project_id"], open=True),
+            "passes": await listed(RECONCILIATIONS, PASSES, **within),
+            "mismatches": await listed(MISMATCHES, MISMATCHED, **within),
             "moves": await fetch_all(connection, dict, HISTORY, (run_id, MOVES)),
         }
 
