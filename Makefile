@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo bench bench-automation bench-start bench-retention bench-fairness bench-jobs bench-agents chaos chaos-automation coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,8 +90,13 @@ types: .venv/.ready ## Types (mypy --strict)
 imports: .venv/.ready ## Who may import whom (import-linter)
 	$(BIN)/lint-imports --no-cache
 
+OF_DEMO = $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+
 demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON, DATABASE_URL=… names an empty database
-	$(BIN)/ecluse demo automation $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
+	$(BIN)/ecluse demo automation $(OF_DEMO)
+
+demo-pricing: .venv/.ready ## The same for pricing: 500 prices changed and restored in an unreliable shop
+	$(BIN)/ecluse demo pricing $(OF_DEMO)
 
 bench: .venv/.ready ## The benchmark; N=20000 sets the number of items, JSON=1 prints JSON
 	$(BIN)/python -m bench $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
@@ -114,12 +119,19 @@ bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,00
 bench-agents: .venv/.ready ## What 200 waiting agents cost, and how soon a job reaches one of them; JSON=1 prints JSON
 	$(BIN)/python -m bench.agents $(if $(filter 1,$(JSON)),--json)
 
+bench-pricing: .venv/.ready ## How much of a shop's limits is used, previews, pages; ONLY="rate cost preview stop", JSON=1 prints JSON
+	$(BIN)/python -m bench.pricing $(ONLY) $(if $(filter 1,$(JSON)),--json)
+
 chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SEED=1, SEEDS="1 7 42" plays several, SLOW=1 on one slow core, JSON=1 prints JSON
 	$(if $(filter 1,$(SLOW)),taskset -c 0 nice) $(BIN)/python -m tests.faults.chaos $(if $(KILLS),--kills $(KILLS)) \
 		$(if $(SEEDS)$(SEED),--seed $(or $(SEEDS),$(SEED))) $(if $(filter 1,$(JSON)),--json)
 
 chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 FICHES=1000 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.automation_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(FICHES),--fiches $(FICHES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
+
+chaos-pricing: .venv/.ready ## The same over one apply of a rule run; KILLS=50 TARGETS=5000 SEED=1 by default, JSON=1 prints JSON
+	$(BIN)/python -m tests.faults.pricing_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(TARGETS),--targets $(TARGETS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
 
 coverage-of-requirements: .venv/.ready ## Which requirements no test cites

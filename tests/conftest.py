@@ -24,7 +24,7 @@ from tests.support.databases import Databases
 from tests.support.servers import Given, Server, database, own_name
 from tests.support.session import Session
 
-pytest_plugins = ["tests.support.command_line", "tests.support.flow_fixtures"]
+pytest_plugins = ["tests.support.command_line", "tests.support.demos", "tests.support.flow_fixtures"]
 
 # A database per test takes seconds to make and drop on a busy disk, and a fifth of a second in memory.
 MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30  # noqa: S108 - each name in it is made by mkdtemp

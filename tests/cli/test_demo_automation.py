@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from ecluse.demo import account
 from ecluse.demo.scene import get
-from tests.support.command_line import environment
+from tests.support.demos import PATIENCE
 
 pytestmark = pytest.mark.long
 
-PATIENCE = 240.0
 FICHES = 40
 REPORT = {
     "status": "partial",
@@ -39,88 +26,10 @@ REPORT = {
 }
 
 
-class Demo:
-    """`ecluse demo automation …`, with everything that it makes below a folder of its own."""
-
-    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
-        self.folder = folder
-        command = [sys.executable, "-m", "ecluse", "demo", "automation", *arguments]
-        self.process = subprocess.Popen(
-            command,
-            env=environment(TMPDIR=str(folder), **variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.out: list[str] = []
-        self.err: list[str] = []
-        pipes = ((self.process.stdout, self.out), (self.process.stderr, self.err))
-        self._readers = [threading.Thread(target=lines.extend, args=(pipe,)) for pipe, lines in pipes]
-        for reader in self._readers:
-            reader.start()
-
-    def wait_for(self, condition: Callable[[], Any]) -> Any:
-        until = time.monotonic() + PATIENCE
-        while not (value := condition()):
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < until, self.said
-            time.sleep(0.05)
-        return value
-
-    @property
-    def said(self) -> str:
-        return "".join(self.err)
-
-    def interrupt(self) -> int:
-        """As Ctrl-C does: everybody in the foreground hears it, and impatient people press it twice."""
-        for _ in range(2):
-            os.killpg(self.process.pid, signal.SIGINT)
-        return self.end()
-
-    def end(self) -> int:
-        code = self.process.wait(PATIENCE)
-        for reader in self._readers:
-            reader.join()
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code
-
-    def left(self) -> list[str]:
-        """Files, and processes: whatever it starts inherits where temporary files go, or works there."""
-        mark = os.fsencode(self.folder)
-        found = [path.name for path in self.folder.iterdir()]
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                command = (process / "cmdline").read_bytes()
-                if mark in command + (process / "environ").read_bytes():
-                    found.append(f"{process.name}: {command!r}")
-        return found
-
-
-@pytest.fixture
-def demo() -> Iterator[Callable[..., Demo]]:
-    folder = Path(tempfile.mkdtemp(prefix="ecl-")).resolve()
-    folder.chmod(0o711)  # the account that runs PostgreSQL must get through
-    started: list[Demo] = []
-
-    def start(*arguments: str, **variables: str) -> Demo:
-        started.append(Demo(folder, *arguments, **variables))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.terminate()  # it tidies up
-            one.end()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.req("AUT-01", "ENG-05")
 def test_every_fiche_gets_the_outcome_it_would_have_had_without_the_kill_and_all_stays_up_if_asked(demo):
-    played = demo("--fiches", str(FICHES), "--json", "--keep")
+    played = demo("automation", "--fiches", str(FICHES), "--json", "--keep")
     report = json.loads(played.wait_for(lambda: played.out)[-1])
     assert report["unexpected"] == []
     assert report["verify"] == "clean"
@@ -147,7 +56,7 @@ def test_every_fiche_gets_the_outcome_it_would_have_had_without_the_kill_and_all
 
 @pytest.mark.timeout(2 * PATIENCE)
 def test_an_interrupt_while_all_is_coming_up_leaves_nothing_behind(demo):
-    played = demo("--fiches", str(FICHES))
+    played = demo("automation", "--fiches", str(FICHES))
     played.wait_for(lambda: any("serve" in one for one in played.left()))
     assert played.interrupt() == 130
     assert "stopped" in played.said
@@ -187,7 +96,7 @@ def test_what_is_to_become_of_a_fiche_is_known_beforehand(fiche_id, becomes):
 
 @pytest.mark.timeout(2 * PATIENCE)
 def test_in_a_given_database_its_rows_stay_and_a_second_one_is_refused(demo, empty_dsn):
-    first = demo("--fiches", "10", "--json", "--given-database", DATABASE_URL=empty_dsn)
+    first = demo("automation", "--fiches", "10", "--json", "--given-database", DATABASE_URL=empty_dsn)
     assert first.end() == 0, first.said
     report = json.loads(first.out[-1])
     assert (report["verify"], report["selected"], report["unexpected"]) == ("clean", 10, [])
@@ -196,12 +105,12 @@ def test_in_a_given_database_its_rows_stay_and_a_second_one_is_refused(demo, emp
         assert connection.execute("SELECT count(*) > 10 FROM runs").fetchone() == (True,)
     assert first.left() == []
 
-    second = demo("--given-database", DATABASE_URL=empty_dsn)
+    second = demo("automation", "--given-database", DATABASE_URL=empty_dsn)
     assert second.end() == 2
     assert f"The database {name} holds" in second.said
     assert "needs one without runs and schedules" in second.said
 
 
 def test_a_given_database_that_is_not_given_is_missed(demo):
-    played = demo("--given-database")
+    played = demo("automation", "--given-database")
     assert (played.end(), played.said) == (2, "ecluse: --given-database needs DATABASE_URL.\n")

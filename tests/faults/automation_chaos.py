@@ -11,7 +11,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.chaos import MANY_KILLS, WRITES, Chaos, Plan, Report, slow
+from tests.faults.chaos import MANY_KILLS, WRITES, OneRun, Plan, Report, slow
 from tests.faults.postgres import own_postgres
 from tests.faults.subjects import AUTOMATION, Subject
 from tests.faults.world import World, open_world
@@ -36,7 +35,6 @@ FAULTS: list[dict[str, Any]] = [
     slow(0.6, rate=0.05),
 ]
 OUTCOMES = "SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s"
-DONE = "SELECT count(*) AS n FROM items WHERE status <> 'open'"
 NOTED = "SELECT error_code, count(*) AS n FROM attempts WHERE maybe_paid GROUP BY 1 ORDER BY 1"
 AT_VENDORS = {"AUTOMATION_SEND_EVENT_CHUNK_SIZE": "50"}
 Open = Callable[[Subject], AbstractContextManager[World]]
@@ -120,9 +118,7 @@ class Account(Report):
         }
 
 
-class OneRun(Chaos):
-    """Kills come as the work proceeds: at random, and all of them while it does."""
-
+class Automated(OneRun):
     def __init__(self, world: World, plan: Plan, *, quiet: bool) -> None:
         super().__init__(world, plan, quiet=quiet)
         self.report: Account = Account(plan, fiches=plan.targets)
@@ -133,36 +129,21 @@ class OneRun(Chaos):
         world.sandbox.set_faults(FAULTS)
         world.start_replicas(plan.replicas)
         names = [CROWD.target(n) for n in range(1, plan.targets + 1)]
-        # From the first details to the last audits, and a few left over.
-        work = len(names) + sum(len(CROWD.wanted(name)) for name in names)
-        moments = sorted(self._chance.randrange(work // 100, work * 97 // 100) for _ in range(plan.kills))
-        run = world.start_run(plan.targets)
-
-        def ended() -> bool:
-            self._replace()
-            self._say()
-            if moments and world.one(DONE) >= moments[0]:
-                del moments[0]
-                self._kill()
-            return world.ended() == 1
-
-        world.wait_for(ended, "the run has ended", plan.patience)
-        report.seconds = time.monotonic() - self._began
+        run = self.killed(len(names) + sum(len(CROWD.wanted(name)) for name in names))
         rows = world.ask(OUTCOMES, run)
         report.outcomes = {row["target"]: (row["outcome"], row["error_code"]) for row in rows}
         report.noted = {row["error_code"]: row["n"] for row in world.ask(NOTED)}
         report.paid = Counter(entry["vendor"] for entry in world.sandbox.ledger(kind="paid"))
-        report.take_overs = [seconds for one in self._taken if (seconds := one.seconds(world)) is not None]
         return report
 
 
 def compare(open_: Open, plan: Plan, *, quiet: bool = False) -> Account:
     """First without a kill, then with all of them; each in a world of its own."""
     with open_(CROWD) as world:
-        calm = OneRun(world, replace(plan, kills=0), quiet=quiet).play()
+        calm = Automated(world, replace(plan, kills=0), quiet=quiet).play()
         row = world.ask("SELECT status, selected, successful, failed, ignored FROM runs WHERE flow = 'automation'")[0]
     with open_(replace(CROWD, expected=lambda _: row)) as world:
-        report = OneRun(world, plan, quiet=quiet).play()
+        report = Automated(world, plan, quiet=quiet).play()
         report.expected, report.quiet_seconds = calm.outcomes, calm.seconds
         report.tally = world.tally()
         if report.problems() and not quiet:

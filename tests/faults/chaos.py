@@ -34,6 +34,7 @@ BURIED = """
 SELECT EXISTS (SELECT 1 FROM replicas WHERE id = %s AND state = 'dead')
    AND NOT EXISTS (SELECT 1 FROM claims WHERE replica_id = %s AND in_flight > 0)
 """
+DONE = "SELECT count(*) FROM items WHERE status <> 'open'"
 SAY_EVERY = 5.0
 MANY_KILLS = 20
 FED_EVERY = 0.25
@@ -265,6 +266,30 @@ class Chaos:
             f" {self.world.ended()} of {len(self.world.runs)} runs ended, {row['done']} items done, {row['open']} open,"
             f" at most {row['crashes'] or 0} crashes of one\n"
         )
+
+
+class OneRun(Chaos):
+    """One large run. Kills come as its work proceeds: at random, and all of them while it does."""
+
+    def killed(self, work: int) -> int:
+        """Play a run of `work` items to its end, and return its id."""
+        world, plan, report = self.world, self.plan, self.report
+        # From the first items to the last, and a few left over.
+        moments = sorted(self._chance.randrange(work // 100, work * 97 // 100) for _ in range(plan.kills))
+        run = world.start_run(plan.targets)
+
+        def ended() -> bool:
+            self._replace()
+            self._say()
+            if moments and world.one(DONE) >= moments[0]:
+                del moments[0]
+                self._kill()
+            return world.ended() == 1
+
+        world.wait_for(ended, "the run has ended", plan.patience)
+        report.seconds = time.monotonic() - self._began
+        report.take_overs = [seconds for one in self._taken if (seconds := one.seconds(world)) is not None]
+        return run
 
 
 def play(world: World, plan: Plan, *, quiet: bool = False) -> Report:

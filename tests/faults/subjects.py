@@ -3,6 +3,7 @@ every fault case takes any subject, so that a new flow comes with one more entry
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from ecluse.flows.audits import configs
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
 from ecluse.vendors.guarded import GuardedHttp
+from tests.faults import prices
 
 Entry = Mapping[str, Any]  # of the sandbox's ledger
 
@@ -26,7 +28,7 @@ def _all_successful(targets: int) -> dict[str, object]:
     return {"status": "completed", "selected": targets, "successful": targets, "failed": 0, "ignored": 0}
 
 
-async def _as_the_command_does(connection: Connection, start: Start) -> Run:
+async def _as_the_command_does(connection: Connection, start: Start, _: str) -> Run:
     return (await start_run(connection, start)).run
 
 
@@ -37,11 +39,12 @@ class Subject:
     given: Callable[[Sequence[str]], dict[str, Any]]  # a run's input, for these targets
     target: Callable[[int], str]  # the name of the n-th
     environment: Callable[[str], dict[str, str]] = lambda _: {}  # from the sandbox's address
-    start: Callable[[Connection, Start], Awaitable[Run]] = _as_the_command_does
+    start: Callable[[Connection, Start, str], Awaitable[Run]] = _as_the_command_does  # with the sandbox's address
     targets: int = 40
     points: Sequence[str] = POINTS  # at which a replica can be killed
     vendor: str | None = None  # its name in the ledger; "": all of them
     kind: Literal["effect", "paid"] = "effect"  # a payment may be made twice, if that it may have been is on record
+    shared_calls: bool = False  # a call over several records has the key of one of them
     wanted: Callable[[str], frozenset[str]] = _nothing  # names of the effects that one target is to have at the vendor
     effect: Callable[[Entry], str] = lambda entry: str(entry["ref"])  # which of those names an effect's entry bears
     expected: Callable[[int], dict[str, object]] = _all_successful  # the run's row after a run without any fault
@@ -76,7 +79,7 @@ HELLO = Subject(
 RECORDINGS = 8  # that a fiche of the sandbox may have, by its number
 
 
-async def _trigger(connection: Connection, start: Start) -> Run:
+async def _trigger(connection: Connection, start: Start, _: str) -> Run:
     """A schedule over these fiches, one audit of each, and a run of it."""
     if not await (await connection.execute("SELECT 1 FROM audit_configs")).fetchone():
         steps = [{"name": "Consent", "criteria": "Is the customer told that the call is recorded?"}]
@@ -167,7 +170,33 @@ BATCH = Subject(
     effect=_article_effect,
 )
 
-SUBJECTS = (HELLO, AUTOMATION, BATCH)
+
+def _shop(_: str) -> dict[str, str]:
+    return {
+        "ECLUSE_SECRET_KEY": b64encode(bytes(range(32))).decode(),  # that of SECRETS
+        "ECLUSE_ALLOWED_NETWORKS": "127.0.0.0/8",
+        "PRICING_REQUESTS_PER_SECOND": "10000",
+        "PRICING_BURST": "1000",
+        "PRICING_CALL_TIMEOUT_SECONDS": "1.5",
+    }
+
+
+# The apply of a rule run: ten variants of a product in one call, with the price of the preview as the expected one.
+PRICING = Subject(
+    name="pricing",
+    flow="pricing",
+    given=lambda variants: {"variants": list(variants)},
+    target=prices.variant,
+    environment=_shop,
+    start=prices.apply,
+    vendor="shopify",
+    points=BATCH.points,
+    shared_calls=True,
+    wanted=lambda variant: frozenset({f"price of {variant}"}),
+    effect=lambda entry: f"price of {entry['ref']}",
+)
+
+SUBJECTS = (HELLO, AUTOMATION, BATCH, PRICING)
 
 # The same work without the effect protocol: what the checks must find.
 NAIVE = Subject(

@@ -171,12 +171,13 @@ def _contradicted(
     applied: Sequence[Entry],
 ) -> Iterator[str]:
     """What the database says of an effect, and the ledger does not confirm."""
-    by_key = {entry["key"]: entry for entry in applied}
+    name, of_entry = ("target", "ref") if subject.shared_calls else ("id", "key")
+    there = {entry[of_entry] for entry in applied}
     for row in effects:
         outcome = outcomes.get((row["run_id"], row["target"]))
         flagged = outcome is not None and outcome["effect_may_exist"]
-        if (row["state"] == "applied") != (row["id"] in by_key) and not flagged:
-            is_there = "is" if row["id"] in by_key else "is not"
+        if (row["state"] == "applied") != (row[name] in there) and not flagged:
+            is_there = "is" if row[name] in there else "is not"
             what = f"effect {row['id']} ({row['stage']} of {row['target']})"
             yield f"{what} is {row['state']}, and {is_there} in the ledger"
     wanted = {name for targets in runs.values() for target in targets for name in subject.wanted(target)}

@@ -17,6 +17,7 @@ from tests.faults.subjects import (
     NAIVE,
     NEW_FLOW,
     OLD,
+    PRICING,
     STEADY_OLD,
     SUBJECTS,
     Subject,
@@ -33,6 +34,7 @@ EACH_TIME = {"killed in dispatch", "killed after step dispatch-transcriptions", 
              "killed after step finalize", "database crashed", "ended by the operator while paying"}  # fmt: skip
 
 OF_BATCHES = {"killed after intent", "killed before send", "killed after send", "random kills"}
+SELDOM = {AUTOMATION: EACH_TIME, BATCH: OF_BATCHES, PRICING: {"killed after send", "all killed at once"}}
 
 
 def each_subject(*names: str) -> pytest.MarkDecorator:
@@ -49,8 +51,7 @@ def each_subject(*names: str) -> pytest.MarkDecorator:
 
 
 def rarely(subject: Subject, name: str) -> bool:
-    seldom = (subject is AUTOMATION and name not in EACH_TIME) or (subject is BATCH and name not in OF_BATCHES)
-    return CASES[name].slow or seldom
+    return CASES[name].slow or (subject in SELDOM and name not in SELDOM[subject])
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ class World:
 
         async def ask() -> int:
             async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-                return (await self.subject.start(connection, start)).id
+                return (await self.subject.start(connection, start, self.sandbox.url)).id
 
         return asyncio.run(ask())
 

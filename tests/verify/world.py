@@ -14,6 +14,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from ecluse.testing.sandbox import SandboxProcess
+from tests.verify.priced import priced, set_prices
 
 ALIVE, DIED = "host-1-alive", "host-2-died"
 BUDGET = 3
@@ -39,6 +40,8 @@ DRAWN = ("fiche_cache", "schedules", "runs", "items", "claims", "attempts", "run
 UNGUARDED = """
 ALTER TABLE runs DISABLE TRIGGER USER;
 ALTER TABLE outcomes DISABLE TRIGGER USER;
+ALTER TABLE rule_runs DISABLE TRIGGER USER;
+ALTER TABLE rule_targets DISABLE TRIGGER USER;
 DO $$ DECLARE key record; BEGIN
     FOR key IN SELECT conrelid::regclass AS its_table, conname FROM pg_constraint WHERE contype = 'f' LOOP
         EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', key.its_table, key.conname);
@@ -55,6 +58,7 @@ class World:
         self.runs: dict[str, int] = {}
         self.items: dict[str, int] = {}
         self.effects: dict[str, uuid.UUID] = {}
+        self.rule_run = 0
 
     def sql(self, statement: str, *parameters: object) -> list[Any]:
         cursor = self.db.execute(statement, parameters or None)  # type: ignore[arg-type]
@@ -84,6 +88,15 @@ class World:
         """Exactly one row."""
         statement = f"UPDATE {table} SET {sets} WHERE {WHICH[table]}"  # noqa: S608 - our own
         assert self.db.execute(statement, {"name": name, **parameters}).rowcount == 1, statement  # type: ignore[arg-type]
+
+    def change_all(self, table: str, sets: str, run_id: int, **of: object) -> None:
+        """Rows of a run."""
+        where = " AND ".join(["run_id = %(run)s", *(f"{name} = %({name})s" for name in of)])
+        self.db.execute(f"UPDATE {table} SET {sets} WHERE {where}", {"run": run_id, **of})  # type: ignore[arg-type] # noqa: S608
+
+    def in_shop(self, prices: dict[str, str], **headers: str) -> None:
+        """Set prices in a shop, all in one call."""
+        set_prices(self.sandbox.url, prices, {name.replace("_", "-"): value for name, value in headers.items()})
 
     def write(self, method: str, path: str, body: dict[str, str], **headers: str) -> int:
         """Make a call to the price list, as our program or another client would, and return the status."""
@@ -243,6 +256,7 @@ def healthy(world: World) -> None:
     _transcribed(world)
     _automated(world)
     _paid(world)
+    priced(world)
     # items.id is drawn before the effects know it
     world.sql("UPDATE effects e SET item_id = i.id FROM items i WHERE i.run_id = e.run_id AND i.key = e.key")
 

@@ -10,18 +10,30 @@ from ecluse.base.errors import SetUpError
 from ecluse.cli import show
 from ecluse.cli.failure import INTERRUPTED
 from ecluse.demo import automation as automation_demo
+from ecluse.demo import pricing as pricing_demo
 from ecluse.demo import transcription as transcription_demo
 
 
 def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) -> int:
-    given = settings.load().DATABASE_URL if given_database else None
-    if given_database and given is None:
-        raise SetUpError("--given-database needs DATABASE_URL.")
+    given = _given(given_database)
     return _play(lambda: automation_demo.run(fiches=fiches, keep=keep, as_json=as_json, given=given))
+
+
+def pricing(*, keep: bool, as_json: bool, given_database: bool) -> int:
+    given = _given(given_database)
+    return _play(lambda: pricing_demo.run(keep=keep, as_json=as_json, given=given))
 
 
 def transcription(*, as_json: bool) -> int:
     return _play(lambda: transcription_demo.run(as_json=as_json))
+
+
+def _given(wanted: bool) -> str | None:
+    """Return the address of the database to use, if it is wanted."""
+    given = settings.load().DATABASE_URL if wanted else None
+    if wanted and given is None:
+        raise SetUpError("--given-database needs DATABASE_URL.")
+    return given
 
 
 def _play(play: Callable[[], int]) -> int:

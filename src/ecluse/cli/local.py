@@ -99,6 +99,10 @@ def _demo_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--fiches", type=int, default=200, metavar="N", help="number of fiches, 10 to 1000; default 200"
     )
+    _kept_arguments(parser)
+
+
+def _kept_arguments(parser: Parser) -> None:
     database = "use the database of DATABASE_URL, which must hold no runs"
     parser.add_argument("--given-database", action="store_true", help=database)
     parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
@@ -111,6 +115,12 @@ def demo(_: Given, given: Namespace) -> int:
     if not 10 <= given.fiches <= 1_000:
         raise misused(f"--fiches: {given.fiches} is not from 10 to 1000.")
     return demos.automation(given.fiches, keep=given.keep, as_json=given.json, given_database=given.given_database)
+
+
+def demo_pricing(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    return demos.pricing(keep=given.keep, as_json=given.json, given_database=given.given_database)
 
 
 def demo_transcription(_: Given, given: Namespace) -> int:
@@ -237,6 +247,13 @@ COMMANDS = [
         "Transcribe and audit the calls of 200 fiches at unreliable vendors, and kill the server half-way.",
         demo,
         _demo_arguments,
+    ),
+    Local(
+        "demo pricing",
+        "Change 500 prices in an unreliable shop, kill the server half-way, retry, reconcile, roll back, and compare "
+        "with the shop's ledger.",
+        demo_pricing,
+        _kept_arguments,
     ),
     Local(
         "demo transcription",

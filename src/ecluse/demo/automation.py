@@ -4,7 +4,6 @@ expected one, and the auditor finds no violation."""
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from ecluse.demo import account, overrides
 from ecluse.demo.overrides import DEAD_AFTER, HEARTBEAT, QUIET, Override
-from ecluse.demo.scene import Scene, post, scene, stay, write_json
+from ecluse.demo.scene import Scene, post, scene, stay, what_stays, write_json
 from ecluse.demo.watching import Kill, Seen, watch
 
 FIRST_DAY = date(2026, 3, 2)
@@ -102,7 +101,7 @@ def run(*, fiches: int, keep: bool, as_json: bool, given: str | None) -> int:
         if as_json:
             write_json(report)
         if keep:
-            stay(lambda: _print_what_stays(console, played, key, schedule))
+            stay(lambda: what_stays(console, played, key, *_again(played, key, schedule)))
     return 0 if account.as_expected(report, fiches) else 1
 
 
@@ -155,19 +154,10 @@ def _watch(console: Console, played: Scene, run_id: int) -> Kill:
     return watch(console, played, look, kill_when=half_way, longest=LONGEST_SECONDS)
 
 
-def _print_what_stays(console: Console, played: Scene, key: str, schedule: str) -> None:
-    """Print how to use the server and the vendors that keep running."""
+def _again(played: Scene, key: str, schedule: str) -> tuple[str, str]:
+    """Return the lines that say how to start another run."""
     trigger = f"curl -s {played.url}/api/automation/trigger -H 'Authorization: Bearer {key}'"
-    for line in (
-        "",
-        "server and vendors keep running. Open the pages in a browser, and log in with this key:",
-        f"  {played.url}/ui",
-        f"  {key}",
+    return (
         "start another run (stored transcripts are not paid for again):",
         f"  {trigger} -H 'Content-Type: application/json' -d '{{\"scheduleId\": \"{schedule}\"}}'",
-        "open the database, or follow the log of the server:",
-        f"  {played.psql}",
-        f"  tail -f {played.log}",
-        f"stop and remove everything: Ctrl-C, or kill {os.getpid()}",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    )

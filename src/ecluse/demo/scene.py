@@ -25,6 +25,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
+from rich.console import Console
 
 from ecluse.base.errors import SetUpError
 from ecluse.db import embedded
@@ -106,8 +107,14 @@ class Scene:
 
     def paid(self, vendor: str) -> list[str]:
         """Return the records that the vendor charged for, from its ledger; a record charged twice is there twice."""
-        ledger = json.loads(get(f"{self.vendor}/_sandbox/ledger?vendor={vendor}&kind=paid"))
-        return [entry["ref"] for entry in ledger["entries"]]
+        return [entry["ref"] for entry in self.ledger(vendor, "paid")]
+
+    def ledger(self, vendor: str, kind: str) -> list[dict[str, Any]]:
+        """Return the entries of this kind in the vendor's ledger."""
+        found: list[dict[str, Any]] = json.loads(
+            get(f"{self.vendor}/_sandbox/ledger?vendor={vendor}&kind={kind}&limit=10000")
+        )["entries"]
+        return found
 
     def audit(self) -> str | list[dict[str, str]]:
         """Run the auditor; return "clean" or the violations."""
@@ -266,6 +273,22 @@ def stay(announce: Callable[[], None]) -> None:
     signal.sigwait(handled)
 
 
+def what_stays(console: Console, played: Scene, key: str, *more: str) -> None:
+    """Print how to use the server and the vendors that keep running; `more`: lines of the demonstration."""
+    for line in (
+        "",
+        "server and vendors keep running. Open the pages in a browser, and log in with this key:",
+        f"  {played.url}/ui",
+        f"  {key}",
+        *more,
+        "open the database, or follow the log of the server:",
+        f"  {played.psql}",
+        f"  tail -f {played.log}",
+        f"stop and remove everything: Ctrl-C, or kill {os.getpid()}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def write_json(report: dict[str, Any]) -> None:
     """Print the report as one line of JSON."""
     sys.stdout.write(json.dumps(report) + "\n")
@@ -285,10 +308,14 @@ def get(url: str, key: str | None = None) -> bytes:
         return bytes(response.read())
 
 
-def post(url: str, body: object, key: str | None = None) -> Any:
+def post(url: str, body: object, key: str | None = None, *, headers: Mapping[str, str] | None = None) -> Any:
     """Send a POST with a JSON body and return the parsed answer. Raises SetUpError for a refusal."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - our own
+    sent = {
+        "Content-Type": "application/json",
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+        **(headers or {}),
+    }
+    request = urllib.request.Request(url, json.dumps(body).encode(), sent)  # noqa: S310 - our own
     try:
         with NO_PROXY.open(request, timeout=ANSWER_SECONDS) as response:
             return json.loads(response.read() or b"null")

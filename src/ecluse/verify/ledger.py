@@ -1,9 +1,9 @@
 """Comparison of the effects with the vendors' own ledger (I-03 to I-06), which knows records and idempotency keys, but
 no runs or items.
 
-Our writes carry the effect's id, a UUID, as their Idempotency-Key. A write with any other key is a third party's, and
-so is one without a key that names its client (X-Client: a test, or a person, playing a third party); a write with
-neither can only be ours: that of a batch, which has no key per record, or an orphan.
+Our writes carry the effect's id, a UUID, as their Idempotency-Key; a call over several records carries that of one of
+them. A write with any other key is a third party's, and so is one without a key that names its client (X-Client: a
+test, or a person, playing a third party); a write with neither can only be ours.
 """
 
 from __future__ import annotations
@@ -132,33 +132,43 @@ def as_effect_id(key: str | None) -> str | None:
 
 def agrees(value: Any, wanted: Any) -> bool:
     """Return True if the vendor's value is the wanted one. It may have more fields, or be the value of the only wanted
-    field, without its name."""
+    field, without its name. An `amount` is in minor units, the vendor's price is text with two decimals."""
     if not isinstance(wanted, dict):
         return bool(value == wanted)
     if isinstance(value, dict):
         return all(name in value and value[name] == each for name, each in wanted.items())
+    if wanted.keys() == {"amount"}:
+        return bool(value == f"{wanted['amount'] // 100}.{wanted['amount'] % 100:02d}")
     return list(wanted.values()) == [value]
 
 
+def records(effect: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names that the record of an effect may have at the vendor."""
+    return (effect["key"], effect["target"])
+
+
 def attributed(ledger: Ledger, effects: list[dict[str, Any]], *, moved: bool) -> Ledger:
-    """Return the ledger with the key of an effect in each line without a key, where one absolute write (C2) of that
-    record and value was on its way at that time: a call over several records has no key for each."""
+    """Return the ledger with the key of an effect in each line that a call over several records wrote: such a call has
+    a key for one of them, or none. It is the effect that wrote this value to that record and was on its way at that
+    time; a line without one loses its key, and is an orphan."""
+    absolute = [effect for effect in effects if effect["class"] == "C2" and effect["sends"]]
+    known = {str(effect["id"]): records(effect) for effect in absolute}
     sent: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for effect in effects:
-        if effect["class"] == "C2" and effect["sends"]:
-            sent[effect["key"]].append(effect)
+    for effect in absolute:
+        for name in set(records(effect)):
+            sent[name].append(effect)
 
     def fits(line: Line, effect: dict[str, Any]) -> bool:
         since, until = effect["first_send_at"].timestamp() - TOLERANCE, effect["quiet_until"].timestamp()
         return agrees(line.value, effect["wanted"]) and (moved or since <= line.at <= until + TOLERANCE)
 
     def named(line: Line) -> Line:
-        if line.kind != "effect" or line.key is not None or line.client is not None or line.ref is None:
+        theirs = line.client is not None if line.key is None else line.key not in known
+        if line.kind != "effect" or line.ref is None or theirs or line.ref in known.get(line.key or "", ()):
             return line
         fitting = [effect for effect in sent.get(line.ref, ()) if fits(line, effect)]
-        if not fitting:
-            return line
-        return replace(line, key=str(max(fitting, key=lambda effect: effect["first_send_at"])["id"]))
+        latest = max(fitting, key=lambda effect: effect["first_send_at"], default=None)
+        return replace(line, key=None if latest is None else str(latest["id"]))
 
     return Ledger(map(named, ledger.lines))
 
@@ -225,7 +235,8 @@ def i_04_no_false_success(effect: dict[str, Any], ledger: Ledger, report: Report
         return
     if effect["class"] == "C2":  # enough that the record had the wanted value, whichever client wrote it
         until = float("inf") if moved else effect["settled_at"].timestamp() + TOLERANCE
-        held = ledger.held(effect["key"], until, float("-inf") if moved else until - READ_AGE)
+        since = float("-inf") if moved else until - READ_AGE
+        held = [value for name in set(records(effect)) for value in ledger.held(name, until, since)]
         # The ledger has no writes to the record, so its value is unknown here: that we read the wanted one is possible.
         if any(agrees(value, wanted) for value in held) or (not held and effect["sends"] == 0):
             return

@@ -7,11 +7,24 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, FastAPI
 
-from ecluse.web import audits, confirm, connections, entrance, forms, lanes, reference, runs, schedules, targets
+from ecluse.web import (
+    audits,
+    confirm,
+    connections,
+    entrance,
+    forms,
+    lanes,
+    pricing,
+    reference,
+    runs,
+    schedules,
+    shops,
+    targets,
+)
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, targets, schedules, lanes, connections, audits, forms, reference, confirm, entrance)
+PARTS = (runs, targets, schedules, lanes, connections, audits, shops, pricing, forms, reference, confirm, entrance)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:

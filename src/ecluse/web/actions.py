@@ -26,6 +26,7 @@ class Action(NamedTuple):
     home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
     leaves: bool = False  # the page it was asked for on is gone once it is done
     grave: bool = False  # cannot be taken back, or stops work
+    shows: str = ""  # the page to go to instead: that of what was made
 
 
 class Button(NamedTuple):
@@ -41,6 +42,8 @@ class Said(NamedTuple):
 
 RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/audits"
 CONNECTIONS = "/ui/connections"
+PRICING, PROJECTS, RULES = "/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules"
+RULE_RUN = "/ui/pricing/runs/{id}"
 CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
 DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
 FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
@@ -147,6 +150,103 @@ ACTIONS = {
         grave=True,
     ),
     "start_audit": Action("Audit a fiche", "One fiche is audited now.", "The audit was started.", "", AUDITS),
+    "create_project": Action(
+        "New project",
+        "The shop is called once with this token. If it accepts the token, the project is stored.",
+        "The project was created.",
+        "",
+        PROJECTS,
+    ),
+    "change_project": Action(
+        "Edit",
+        "Project {project_id} changes for the calls that follow. A new token is tested first.",
+        "The project was saved.",
+        "project",
+        PROJECTS,
+    ),
+    "delete_project": Action(
+        "Delete",
+        "Project {project_id} is deleted, for good, with its rules and its token. Its past runs stay.",
+        "The project was deleted.",
+        "project",
+        PROJECTS,
+        leaves=True,
+        grave=True,
+    ),
+    "create_rule": Action(
+        "New rule",
+        "The rule is created. It changes no price until a run of it is queued.",
+        "The rule was created.",
+        "",
+        RULES,
+    ),
+    "change_rule": Action(
+        "Edit",
+        "Rule {rule_id} changes for later runs. Runs keep the rule that their plan was made with.",
+        "The rule was saved.",
+        "rule",
+        RULES,
+    ),
+    "delete_rule": Action(
+        "Delete",
+        "Rule {rule_id} is deleted, for good. Its past runs stay.",
+        "The rule was deleted.",
+        "rule",
+        RULES,
+        leaves=True,
+        grave=True,
+    ),
+    "preview_rule": Action(
+        "Preview",
+        "The catalogue of the shop is read, and a plan is made. No price changes.",
+        "The preview was started.",
+        "",
+        PRICING,
+        shows=RULE_RUN,
+    ),
+    "queue_rule_run": Action(
+        "Queue",
+        "{changed} prices change in the shop, exactly as planned. A price that was changed since the preview is left "
+        "as it is.",
+        "The run was queued.",
+        "rule run",
+        PRICING,
+        shows=RULE_RUN,
+    ),
+    "retry_rule_run": Action(
+        "Retry failed",
+        "{FAILED} failed targets are applied again. Prices that were applied are not touched.",
+        "The failed targets are applied again.",
+        "rule run",
+        PRICING,
+        shows=RULE_RUN,
+    ),
+    "roll_back_rule_run": Action(
+        "Roll back",
+        "{APPLIED} applied prices get their former values again in the shop, unless they were changed since.",
+        "The rollback was started.",
+        "rule run",
+        PRICING,
+        shows=RULE_RUN,
+        grave=True,
+    ),
+    "reconcile_rule_run": Action(
+        "Reconcile",
+        "{APPLIED} applied prices are read from the shop and compared. No price changes.",
+        "The reconciliation was started.",
+        "rule run",
+        PRICING,
+        shows=RULE_RUN,
+    ),
+    "correct_rule_run": Action(
+        "Correct mismatches",
+        "A new rule run is created, of the prices that the latest reconciliation found changed. No price changes until "
+        "that run is queued.",
+        "The correcting run was created: queue it to change prices.",
+        "rule run",
+        PRICING,
+        shows=RULE_RUN,
+    ),
 }
 
 
@@ -200,5 +300,9 @@ def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any])
     return " ".join(one for one in (action.label, action.what, which) if one)
 
 
-def in_words(text: str, values: Mapping[str, Any]) -> str:
-    return PARAMETER.sub(lambda found: str(values.get(found[1], "")), text)
+def in_words(text: str, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return a sentence with its parameters replaced: by the values of a path, or by counts of the record, such as
+    those of targets by status. Of what is not counted there is none."""
+    counts = [one.items() for one in record.values() if isinstance(one, Mapping)]
+    known = {**{name: count for one in counts for name, count in one}, **values}
+    return PARAMETER.sub(lambda found: str(known.get(found[1], "No")), text)

@@ -115,6 +115,7 @@ def _done(
     the page with a new secret."""
     found, action = json.loads(bytes(answer.body)), ACTIONS[name]
     leads = action.home if action.leaves else inside(given.get(BACK, ""), action.home)
+    leads = actions.in_words(action.shows, found, {}) or leads
     made = {**found, **(found.get("once") or {})}
     if secret := next((value for one, value in made.items() if one.endswith("secret") and value), None):
         return render.page(request, "secret.html", action=action, secret=secret, back=leads)
@@ -263,7 +264,7 @@ def _form(
         status,
         action=action,
         title=actions.titled(action, asked.values, asked.record),
-        says=actions.in_words(action.says, asked.values),
+        says=actions.in_words(action.says, asked.values, asked.record),
         fields=fields,
         texts=texts,
         problems=problems,

@@ -1,0 +1,226 @@
+"""The figures of pricing: `python -m bench.pricing`, or some of them by name.
+
+rate     share of 2 requests/s, burst 40, that three replicas use in steady state
+cost     share of a shop's cost bucket that they use, that rate off, and how many calls the shop throttled
+preview  seconds of a preview of 10,000 variants; of the plan alone; of the page of that run
+stop     calls that still go out once more targets have failed than `max_failure_rate` allows
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http.cookies import SimpleCookie
+from typing import Any
+
+import aiohttp
+import psycopg
+import uvloop
+from psycopg.rows import dict_row
+
+from bench.harness import fresh_database
+from bench.lanes import control
+from bench.server import server
+from bench.serving import Running, Served, cpu_seconds, sandbox, served
+from ecluse.db.connect import normalise
+from ecluse.flows.pricing.rules import Terms, make_plan
+from ecluse.migrations.runner import upgrade
+from ecluse.vendors.shopify import PRICES, SET_PRICES, VERSION
+from ecluse.vendors.shops import Variant
+from ecluse.web.door import COOKIE
+
+REPLICAS = 3
+KNOBS = {
+    "ECLUSE_SECRET_KEY": b64encode(bytes(range(32))).decode(),
+    "ECLUSE_ALLOWED_NETWORKS": "127.0.0.0/8",
+    "ECLUSE_LIMIT_KEY_REQUESTS": "0",
+    "ECLUSE_LIMIT_TENANT_REQUESTS": "0",
+}
+FAST = {"PRICING_REQUESTS_PER_SECOND": "1000", "PRICING_BURST": "1000"}
+ENDED = "SELECT ended_at IS NOT NULL AS ended FROM runs WHERE id = %s"
+THROTTLED = "SELECT count(*) AS n FROM attempts WHERE error_code IN ('THROTTLED', '429')"
+VARIANTS = [f"gid://shopify/ProductVariant/1{place:02d}" for place in range(10)]
+
+
+class Bench:
+    """Servers, the simulated shops, and the requests of a measurement."""
+
+    def __init__(self, dsn: str, shops: Running, api: Served) -> None:
+        self.dsn, self.shops, self.api = dsn, shops, api
+
+    async def post(self, path: str, body: object) -> dict[str, Any]:
+        async with self.api.session.post(f"/api/pricing{path}", json=body) as answer:
+            found: dict[str, Any] = await answer.json()
+            assert answer.status < 300, found
+            return found
+
+    async def previewed(self, shop: str, selection: dict[str, Any]) -> dict[str, Any]:
+        """A rule run with its plan."""
+        place = {"name": shop, "connector": "shopify", "base_url": f"{self.shops.url}/shopify/{shop}"}
+        project = await self.post("/projects", {**place, "currency": "EUR", "access_token": "shpat_bench"})
+        change = {"selection": selection, "change": {"kind": "percent", "percent": "-10"}}
+        rule = await self.post("/rules", {"project_id": project["id"], "name": "Bench", **change})
+        started = await self.post("/runs", {"rule_id": rule["id"]})
+        await self.ended(started)
+        async with self.api.session.get(f"/api/pricing/runs/{started['id']}") as answer:
+            found: dict[str, Any] = await answer.json()
+        return found
+
+    async def queued(self, run: dict[str, Any], **limits: Any) -> dict[str, Any]:
+        return await self.post(f"/runs/{run['id']}/queue", {"plan_hash": run["plan_hash"], **limits})
+
+    async def ended(self, started: dict[str, Any]) -> None:
+        while not self.rows(ENDED, int(started["run_id"]))[0]["ended"]:  # noqa: ASYNC110 - polls
+            await asyncio.sleep(0.02)
+
+    def rows(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
+        with psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row) as connection:
+            return connection.execute(sql, parameters or None).fetchall()
+
+    def calls(self, after: float = 0.0) -> list[dict[str, Any]]:
+        found = control(self.shops.url, "GET", "ledger?vendor=shopify&kind=call&limit=10000")["entries"]
+        return [one for one in found if one["at"] > after]
+
+
+async def rate(bench: Bench) -> dict[str, Any]:
+    """The apply of 500 targets in 50 products, from the 50th call on: the burst is over by then."""
+    control(bench.shops.url, "POST", "limits", {"vendor": "shopify", "per_second": 2, "burst": 40})
+    run = await bench.previewed("unlimited-rate", {"tags": ["first-50"]})
+    began = time.time()
+    await bench.ended(await bench.queued(run))
+    calls = bench.calls(began)
+    steady = [one["at"] for one in calls[50:]]
+    share = (len(steady) - 1) / (steady[-1] - steady[0]) / 2
+    refused = sum(one["status"] == 429 for one in calls)
+    return {"share_of_rate": round(share, 3), "calls": len(calls), "answered_429": refused, "goal": "0.9"}
+
+
+async def cost(bench: Bench) -> dict[str, Any]:
+    """The apply of 5,000 targets in 500 products, in a shop whose bucket restores 500 points a second."""
+    run = await bench.previewed("plus-bench", {"tags": ["first-500"]})
+    read = await _cost(bench, PRICES, {"ids": VARIANTS})
+    changed = [{"id": one, "price": "1.00"} for one in VARIANTS]
+    write = await _cost(bench, SET_PRICES, {"productId": "gid://shopify/Product/1", "variants": changed})
+    began = time.time()
+    await bench.ended(await bench.queued(run))
+    calls = bench.calls(began)
+    steady = calls[len(calls) // 2 :]
+    seconds = steady[-1]["at"] - steady[0]["at"]
+    points = sum(write if one["ref"] else read for one in steady[1:])
+    throttled = bench.rows(THROTTLED)[0]["n"]
+    return {
+        "share_of_cost_bucket": round(points / seconds / 500, 3),
+        "throttled": throttled,
+        "calls": len(calls),
+        "seconds": round(calls[-1]["at"] - began, 1),
+        "goal": "0.9, none throttled",
+    }
+
+
+async def _cost(bench: Bench, query: str, variables: dict[str, Any]) -> float:
+    """Return what a call costs, in another shop."""
+    url = f"{bench.shops.url}/shopify/unlimited-other/admin/api/{VERSION}/graphql.json"
+    headers = {"X-Shopify-Access-Token": "shpat_bench", "X-Client": "bench"}
+    async with bench.api.session.post(url, json={"query": query, "variables": variables}, headers=headers) as answer:
+        return float((await answer.json())["extensions"]["cost"]["actualQueryCost"])
+
+
+async def preview(bench: Bench) -> dict[str, Any]:
+    """A preview of the whole catalogue, 10,000 variants; then its page."""
+    began = time.monotonic()
+    run = await bench.previewed("unlimited-all", {"price_from": 0})
+    seconds = time.monotonic() - began
+    assert run["totals"]["selected"] == 10_000, run["totals"]
+    terms = Terms.model_validate({"selection": {"price_from": 0}, "change": {"kind": "percent", "percent": "-10"}})
+    variants = [Variant(str(n), str(n // 10), "", "", 1_000 + n, "EUR") for n in range(10_000)]
+    began = time.monotonic()
+    make_plan(terms, "EUR", variants)
+    planned = time.monotonic() - began
+    page = await _page(bench, f"/ui/pricing/runs/{run['id']}")
+    return {"preview_s": round(seconds, 2), "plan_s": round(planned, 3), **page, "goal": "5 s, 1 s, 50 ms"}
+
+
+async def _page(bench: Bench, path: str) -> dict[str, float]:
+    """Return the median time of a page, and the CPU time of its server."""
+    server_, took = bench.api.replicas[0], []
+    key = bench.api.session.headers["Authorization"].removeprefix("Bearer ")
+    cookie = SimpleCookie({COOKIE: key})
+    with psycopg.connect(bench.dsn, autocommit=True) as connection:
+        connection.execute("ANALYZE")
+    async with aiohttp.ClientSession(server_.url, headers={"Cookie": cookie.output(header="").strip()}) as session:
+        cpu = 0.0
+        for n in range(21):
+            cpu = cpu_seconds(server_.pid) if n == 1 else cpu
+            began = time.perf_counter()
+            async with session.get(path) as answer:
+                assert answer.status == 200
+                await answer.read()
+            took.append(time.perf_counter() - began)
+        used = (cpu_seconds(server_.pid) - cpu) / 20
+    return {"page_ms": round(1000 * statistics.median(took), 1), "page_cpu_ms": round(1000 * used, 1)}
+
+
+async def stop(bench: Bench) -> dict[str, Any]:
+    """5,000 targets in 500 products, all refused, with a limit of 2 % of failures: 10 products."""
+    run = await bench.previewed("unlimited-stop", {"tags": ["first-500"]})
+    products = [f"gid://shopify/Product/{n}" for n in range(1, 501)]
+    refused = {"vendor": "shopify", "kind": "refused", "status": 422, "code": "no", "ids": products}
+    control(bench.shops.url, "POST", "faults", [refused, {"vendor": "shopify", "kind": "latency", "seconds": 0.2}])
+    began = time.time()
+    await bench.ended(await bench.queued(run, max_failure_rate=0.02))
+    sent = [one for one in bench.calls(began) if one["ref"]]
+    exceeded = sorted(one["done_at"] for one in sent)[10]  # the 11th refusal is above the limit
+    late = [one["at"] - exceeded for one in sent if one["at"] > exceeded]
+    return {
+        "products_sent": len(sent),
+        "sent_after_exceeded": len(late),
+        "last_sent_after_s": round(max(late, default=0.0), 2),
+        "goal": "only what was in hand",
+    }
+
+
+MEASUREMENTS: dict[str, tuple[Callable[[Bench], Awaitable[dict[str, Any]]], dict[str, str]]] = {
+    "rate": (rate, {}),
+    "cost": (cost, FAST),
+    "preview": (preview, FAST),
+    "stop": (stop, FAST),
+}
+
+
+@contextlib.asynccontextmanager
+async def opened(dsn: str, knobs: dict[str, str]) -> AsyncIterator[Bench]:
+    with sandbox() as shops:
+        async with served(dsn, shops.url, {**KNOBS, **knobs}, REPLICAS) as api:
+            yield Bench(dsn, shops, api)
+
+
+async def measured(dsn: str, name: str) -> dict[str, Any]:
+    measure, knobs = MEASUREMENTS[name]
+    async with opened(dsn, knobs) as bench:
+        return await measure(bench)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench.pricing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with server(None, None) as (dsn, _):
+        for name in options.names or MEASUREMENTS:
+            with fresh_database(dsn) as own:
+                upgrade(normalise(own), [])
+                found = uvloop.run(measured(normalise(own), name))
+            line = "  ".join(f"{what} {value}" for what, value in found.items())
+            print(json.dumps({name: found}) if options.json else f"{name:<8} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Pages of pricing: projects, rules, rule runs and one of them; the forms that act on it, and how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from statistics import median
+from urllib.parse import urlencode
+
+import pytest
+
+from ecluse.flows.pricing.rule_records import create
+from ecluse.flows.pricing.rules import Terms
+from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
+from tests.support.api_server import new_key
+from tests.support.pages import text
+from tests.support.pricing_rows import BY, RULE, connected, new_project, new_run
+from tests.web.conftest import AXE, LAPTOP, PHONE, aside
+
+pytestmark = pytest.mark.long
+
+MANY, MOST = 10_000, 0.05  # targets, seconds
+EVIL = '<script>alert("x")</script>'
+
+
+def made(dsn, count=4, failed=1, name="Shop"):
+    """A project with a rule, and a run of which some targets have failed and the others are applied."""
+
+    async def rows():
+        async with connected(dsn) as connection:
+            project = await new_project(connection, name=name)
+            await create(connection, "default", project, f"Sale {EVIL}", Terms.model_validate(RULE), "a test")
+            run = await new_run(connection, project, count, "QUEUED")
+            sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
+            ids = [one for (one,) in await (await connection.execute(sql, (run,))).fetchall()]
+            moves = [TargetMove(one, ("APPLYING", "FAILED"), "PRICE_CONFLICT", EVIL) for one in ids[:failed]]
+            moves += [TargetMove(one, ("APPLYING", "APPLIED")) for one in ids[failed:]]
+            async with connection.transaction():
+                await move_runs(connection, {run: "APPLYING"}, BY)
+                await move_targets(connection, moves, BY)
+                await move_runs(connection, {run: "PARTIAL"}, BY)
+            return project, run, await new_run(connection, project)
+
+    return aside(lambda: asyncio.run(rows()))
+
+
+@pytest.fixture
+def operator(reader, pages_dsn):
+    return reader.with_key(new_key(pages_dsn))
+
+
+def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn):
+    project, run, preview = made(pages_dsn, name="Listed")
+    shown = operator.shown("/ui/pricing/projects")
+    assert "Listed shopify https://shop.example EUR" in shown
+    assert "New project" in shown
+    assert "New project" not in reader.shown("/ui/pricing/projects")
+    rules = operator.shown("/ui/pricing/rules")
+    assert f"Sale {EVIL} Listed prices from 0.00 EUR by -10 % any 1" in rules
+    assert EVIL not in operator.get("/ui/pricing/rules").body.decode()
+    runs = operator.shown(f"/ui/pricing?project={project}")
+    assert f"Rule run #{run} PARTIAL Listed 4 0 key 7" in runs
+    assert f"Rule run #{preview} PREVIEW Listed" in runs
+    assert "No matching rule runs" in operator.shown(f"/ui/pricing?project={project}&status=FAILED")
+    body = operator.get("/ui/pricing").body.decode()
+    assert '<a href="/ui/pricing" aria-current="page">Pricing</a>' in body
+    assert operator.get("/ui/pricing/runs/999999").status == 404
+
+
+def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, pages_dsn, fill):
+    _, run, preview = made(pages_dsn, name="Shown")
+    shown = operator.shown(f"/ui/pricing/runs/{run}")
+    assert "3 applied, 1 failed of 4 targets" in shown
+    assert "1 PRICE_CONFLICT" in shown
+    assert f"Variant 0 s0 FAILED 10.00 EUR 9.00 EUR \N{MINUS SIGN}1.00 EUR PRICE_CONFLICT {EVIL}" in shown
+    assert "APPLYING PARTIAL 1 key 7 (api)" in shown
+    assert "1 because its new price is the one it has" in shown
+    assert "Variant 0" not in operator.shown(f"/ui/pricing/runs/{run}?status=APPLIED")
+    assert "4 prices would change. Nothing is changed until the run is queued." in operator.shown(
+        f"/ui/pricing/runs/{preview}"
+    )
+    planned = fill("INSERT INTO rule_reconciliations (tenant_id, rule_run_id, kind, due_at, run_id, started_at,"
+                   " finished_at, checked, mismatches) VALUES ('default', %s, 'on_demand', now(), 9, now(), now(), 3,"
+                   " 1) RETURNING id", run)  # fmt: skip
+    fill("INSERT INTO rule_mismatches (tenant_id, reconciliation_id, rule_run_id, rule_target_id, expected, actual)"
+         " VALUES ('default', %s, %s, 77, 900, 905)", planned, run)  # fmt: skip
+    fill("INSERT INTO pricing_alerts (tenant_id, project_id, alert, severity, summary, action, raised_at) SELECT"
+         " 'default', project_id, 'DLQ Backlog', 'warning', '51 dead letters', 'Retry them.', now() FROM rule_runs"
+         " WHERE id = %s", run)  # fmt: skip
+    assert "DLQ Backlog 51 dead letters" in operator.shown(f"/ui/pricing/runs/{run}")
+    assert "#77 9.00 EUR 9.05 EUR 0.05 EUR" in operator.shown(f"/ui/pricing/runs/{run}")
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "says"),
+    [
+        ("retry_rule_run", "Retry failed (2)", "2 failed targets are applied again."),
+        ("roll_back_rule_run", "Roll back", "2 applied prices get their former values again in the shop"),
+        ("reconcile_rule_run", "Reconcile", "2 applied prices are read from the shop and compared. No price changes."),
+    ],
+)
+def test_a_form_says_what_will_change_and_does_it(operator, reader, pages_dsn, fill, name, label, says):
+    _, run, _ = made(pages_dsn, failed=2, name=f"Acts {label}")
+    page = f"/ui/pricing/runs/{run}"
+    assert label in operator.shown(page)
+    assert label not in reader.shown(page)
+    form = operator.get(f"/ui/do/{name}/{run}?back={page}")
+    assert says in text(form)
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form.body.decode()))
+    done = operator.post(f"/ui/do/{name}/{run}", urlencode(hidden))
+    assert (done.status, done.headers["Location"]) == (303, page)
+    kind = fill("SELECT kind FROM rule_executions WHERE rule_run_id = %s", run)
+    assert kind == {"retry_rule_run": "apply", "roll_back_rule_run": "rollback"}.get(name, "reconcile")
+    assert label not in operator.shown(page), "an execution is under way"
+
+
+def test_a_preview_is_queued_with_the_hash_of_its_plan_and_another_leads_to_its_page(operator, pages_dsn, fill):
+    _, _, preview = made(pages_dsn, name="Queued")
+    page = operator.get(f"/ui/pricing/runs/{preview}").body.decode()
+    form = operator.get(re.findall(r'href="(/ui/do/queue_rule_run/[^"]*)"', page)[0].replace("&amp;", "&"))
+    assert "4 prices change in the shop, exactly as planned." in text(form)
+    hash_ = fill("SELECT plan_hash FROM rule_runs WHERE id = %s", preview)
+    assert f'value="{hash_}"' in form.body.decode()
+    rule = fill("SELECT max(id) FROM pricing_rules")
+    form = operator.get(f"/ui/do/preview_rule?rule_id={rule}")
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form.body.decode()))
+    done = operator.post("/ui/do/preview_rule", urlencode({**hidden, "rule_id": rule}))
+    made_run = fill("SELECT max(id) FROM rule_runs")
+    assert (done.status, done.headers["Location"]) == (303, f"/ui/pricing/runs/{made_run}")
+    assert "The catalogue is being read." in operator.shown(f"/ui/pricing/runs/{made_run}")
+
+
+def test_a_page_of_ten_thousand_targets_takes_fifty_milliseconds_of_work(operator, pages_dsn, fill):
+    _, run, _ = made(pages_dsn, MANY, MANY // 50, name="Large")
+    fill("ANALYZE rule_targets, rule_history, rule_runs")
+    each = []
+    for _ in range(9):
+        began = time.perf_counter(), time.process_time()
+        assert operator.get(f"/ui/pricing/runs/{run}").status == 200
+        each.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    print(f"{1000 * median(one for one, _ in each):.0f} ms, of it {1000 * min(one for _, one in each):.0f} ms at work")
+    assert min(one for _, one in each) < MOST
+
+
+def test_the_pages_are_accessible_on_any_screen(reader, visit, pages_dsn):
+    _, run, _ = made(pages_dsn, 60, 30, name="Seen")
+    visitor = visit(reader.client, reduced_motion="reduce")
+    page = visitor.log_in(aside(new_key, pages_dsn))
+    found = []
+    paths = ["/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules", f"/ui/pricing/runs/{run}"]
+    for path in [*paths, f"/ui/do/retry_rule_run/{run}", "/ui/do/create_rule"]:
+        visitor.go(path)
+        page.evaluate(AXE.read_text())
+        for screen, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
+            page.set_viewport_size(screen)
+            page.emulate_media(color_scheme=scheme)
+            violations = page.evaluate("axe.run()")["violations"]
+            found += [f"{path} {scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
+            wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide <= room, f"{path} has to be moved sideways on {screen}"
+    assert not found, "\n".join(found)
