@@ -29,7 +29,7 @@ WIRE = {
 @pytest.fixture
 def tenant(shared_dsn: str) -> str:
     """A tenant of its own, with a server."""
-    name = f"jobs-{next(TENANTS)}"
+    name = f"jobs-{next(TENANTS):03}"
     add_server(shared_dsn, name)
     return name
 
