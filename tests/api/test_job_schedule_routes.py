@@ -29,7 +29,7 @@ WIRE = {
 @pytest.fixture
 def tenant(shared_dsn: str) -> str:
     """A tenant of its own, with a server."""
-    name = f"jobs-{next(TENANTS)}"
+    name = f"jobs-{next(TENANTS):03}"
     add_server(shared_dsn, name)
     return name
 
@@ -164,13 +164,13 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(client, tenant, ask, m
 
 
 @pytest.mark.req("JOB-03")
-@pytest.mark.parametrize("server", ["unknown", "foreign", "deleted"])
-def test_an_unknown_foreign_or_deleted_server_is_refused(client, shared_dsn, tenant, ask, made, server):
+@pytest.mark.parametrize("which", ["unknown", "foreign", "deleted"])
+def test_an_unknown_foreign_or_deleted_server_is_refused(client, shared_dsn, tenant, ask, made, which):
     wanted = "cunknown00000000000000000"
-    if server == "foreign":
+    if which == "foreign":
         wanted = server_of(f"{tenant}-f")
         add_server(shared_dsn, f"{tenant}-f")
-    if server == "deleted":
+    if which == "deleted":
         wanted = made["serverInstanceId"]
         ask("UPDATE job_servers SET deleted_at = ecluse_now() WHERE id = %s", wanted)
     for answer in (
