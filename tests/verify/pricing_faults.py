@@ -20,10 +20,13 @@ def with_the_key_of_another(prices: dict[str, str]) -> Plant:
     """Written by the call of the applied target, sent once more."""
 
     def plant(world: World) -> None:
-        (effect,) = world.sql("SELECT e.id::text, e.key FROM effects e JOIN rule_targets t ON t.id::text = e.key"
-                              " WHERE t.status = 'APPLIED'")  # fmt: skip
-        world.resend(effect[1])
-        world.in_shop(prices, Idempotency_Key=effect[0])
+        ((effect, key, run),) = world.sql(
+            "SELECT e.id::text, e.key, e.run_id FROM effects e JOIN rule_targets t ON t.id::text = e.key"
+            " WHERE t.status = 'APPLIED'"
+        )
+        world.resend(key)
+        world.change_all("claims", "stage = 'apply'", run)
+        world.in_shop(prices, Idempotency_Key=effect)
 
     return plant
 
