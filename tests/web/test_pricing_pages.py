@@ -47,7 +47,7 @@ def made(dsn, count=4, failed=1, name="Shop"):
 
 @pytest.fixture
 def operator(reader, pages_dsn):
-    return reader.with_key(new_key(pages_dsn))
+    return reader.with_key(aside(new_key, pages_dsn))
 
 
 def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn):
