@@ -4,8 +4,10 @@ and its apply."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
+from ecluse.base.errors import TransientError
 from ecluse.db.connect import Connection
 from ecluse.engine import Run, Start, load_run
 from ecluse.flows.pricing import executions, projects, runs
@@ -46,9 +48,11 @@ async def apply(connection: Connection, start: Start, url: str) -> Run:
 
 
 async def _prices(client: Shop, variants: Sequence[str]) -> Mapping[str, int]:
+    """As often as it takes: the faults of a case are in force already."""
     found: dict[str, int] = {}
-    for first in range(0, len(variants), client.most_read):
-        found |= await client.prices(variants[first : first + client.most_read])
+    while left := [one for one in variants if one not in found]:
+        with suppress(TransientError):
+            found |= await client.prices(left[: client.most_read])
     return found
 
 

@@ -47,7 +47,7 @@ def made(dsn, count=4, failed=1, name="Shop"):
 
 @pytest.fixture
 def operator(reader, pages_dsn):
-    return reader.with_key(new_key(pages_dsn))
+    return reader.with_key(aside(new_key, pages_dsn))
 
 
 def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn):
@@ -101,7 +101,7 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
     ],
 )
 def test_a_form_says_what_will_change_and_does_it(operator, reader, pages_dsn, fill, name, label, says):
-    _, run, _ = made(pages_dsn, failed=2, name=f"Acts {label}")
+    _, run, _ = made(pages_dsn, failed=2, name=f"Of {name}")
     page = f"/ui/pricing/runs/{run}"
     assert label in operator.shown(page)
     assert label not in reader.shown(page)

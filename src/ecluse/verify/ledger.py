@@ -54,6 +54,7 @@ class Line:
     key: str | None
     client: str | None
     ref: str | None
+    call_seq: int | None
     status: int | None
     value: Any
     before: Any
@@ -162,9 +163,14 @@ def attributed(ledger: Ledger, effects: list[dict[str, Any]], *, moved: bool) ->
         since, until = effect["first_send_at"].timestamp() - TOLERANCE, effect["quiet_until"].timestamp()
         return agrees(line.value, effect["wanted"]) and (moved or since <= line.at <= until + TOLERANCE)
 
+    records_of = Counter(line.call_seq for line in ledger.applied)
+
     def named(line: Line) -> Line:
-        theirs = line.client is not None if line.key is None else line.key not in known
-        if line.kind != "effect" or line.ref is None or theirs or line.ref in known.get(line.key or "", ()):
+        if line.kind != "effect" or line.ref is None:
+            return line
+        if line.client is not None if line.key is None else line.key not in known:
+            return line  # another party's
+        if line.key is not None and (records_of[line.call_seq] == 1 or line.ref in known[line.key]):
             return line
         fitting = [effect for effect in sent.get(line.ref, ()) if fits(line, effect)]
         latest = max(fitting, key=lambda effect: effect["first_send_at"], default=None)

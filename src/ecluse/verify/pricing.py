@@ -95,7 +95,7 @@ NO_WRITE = f"""
 WITH written AS (
     SELECT DISTINCT x.rule_run_id, e.key, CASE e.stage WHEN 'rollback' THEN 'ROLLED_BACK' ELSE 'APPLIED' END AS status
     FROM rule_executions x JOIN effects e ON e.run_id = x.run_id AND e.state = 'applied')
-SELECT format('rule run %s target %s', r.id, t.id) AS subject, {LAST_RUN}, t.variant_id AS target,
+SELECT format('rule run %s target %s', r.id, t.id) AS subject, {LAST_RUN},
        format('%s, but no write of it is applied', t.status) AS message
 FROM rule_targets t JOIN rule_runs r ON r.id = t.rule_run_id LEFT JOIN written w
     ON w.rule_run_id = t.rule_run_id AND w.key = t.id::text AND w.status = t.status

@@ -27,6 +27,7 @@ class Action(NamedTuple):
     leaves: bool = False  # the page it was asked for on is gone once it is done
     grave: bool = False  # cannot be taken back, or stops work
     shows: str = ""  # the page to go to instead: that of what was made
+    previews: bool = True  # its form shows the preview of the command; not if the sentence says it all
 
 
 class Button(NamedTuple):
@@ -212,6 +213,7 @@ ACTIONS = {
         "rule run",
         PRICING,
         shows=RULE_RUN,
+        previews=False,
     ),
     "retry_rule_run": Action(
         "Retry failed",
@@ -220,6 +222,7 @@ ACTIONS = {
         "rule run",
         PRICING,
         shows=RULE_RUN,
+        previews=False,
     ),
     "roll_back_rule_run": Action(
         "Roll back",
@@ -228,6 +231,7 @@ ACTIONS = {
         "rule run",
         PRICING,
         shows=RULE_RUN,
+        previews=False,
         grave=True,
     ),
     "reconcile_rule_run": Action(

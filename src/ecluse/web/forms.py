@@ -151,7 +151,7 @@ async def _operation(request: Request, name: str, place: str) -> tuple[Declared,
 async def _asked(
     request: Request, name: str, declared: Declared, values: dict[str, str], given: Mapping[str, str], back: str
 ) -> Asked:
-    preview = declared.command.preview if declared.command else ""
+    preview = declared.command.preview if declared.command and ACTIONS[name].previews else ""
     of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
     record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
     route = _route(request, lambda route: route.name == name)

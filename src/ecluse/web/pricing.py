@@ -176,7 +176,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         "states": STATES.meaning,
         "money": lambda amount: money(amount, run["currency"]),
         "excluded": [(REASONS[code], n) for code, n in ((run["totals"] or {}).get("excluded") or {}).items()],
-        "buttons": _buttons(request, run, bool(open_)),
+        "buttons": _buttons(request, run, bool(open_), bool(shown["mismatches"])),
         "part": part,
         "size": ROWS,
         "busy": bool(open_),
@@ -184,7 +184,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     }
 
 
-def _buttons(request: Request, run: Row, busy: bool) -> list[Button]:
+def _buttons(request: Request, run: Row, busy: bool, mismatched: bool) -> list[Button]:
     """Return the buttons for a rule run in its present state. While an execution is under way there are none."""
     if busy:
         return []
@@ -197,7 +197,8 @@ def _buttons(request: Request, run: Row, busy: bool) -> list[Button]:
         again = buttons(request, ("retry_rule_run", one), back=back)
         found += [button._replace(label=f"{button.label} ({failed})") for button in again]
     if run["status"] in (APPLIED, PARTIAL):
-        found += buttons(request, ("reconcile_rule_run", one), ("correct_rule_run", one), back=back)
+        found += buttons(request, ("reconcile_rule_run", one), back=back)
+        found += buttons(request, ("correct_rule_run", one), back=back) if mismatched else []
     if run["status"] in (APPLIED, PARTIAL) and applied:
         found += buttons(request, ("roll_back_rule_run", one), back=back)
     return found
