@@ -28,7 +28,7 @@ allow = ["/bin/sh *", "/bin/echo hello", "/usr/bin/env"]
 env = ["JOB_*"]
 output_limit = 2000
 [http]
-allow = ["http://127.0.0.1:{port}/health/"]
+allow = ["http://127.0.0.1:{port}/healthz"]
 [counted]
 run = ["/bin/sh", "-c", "wc -c"]
 """

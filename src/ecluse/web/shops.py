@@ -84,7 +84,8 @@ async def show_rules(request: Request) -> Response:
 def _page(
     request: Request, title: str, columns: Sequence[Column], rows: Sequence[Row], new: Sequence[Button], empty: str
 ) -> Response:
-    return render.page(request, "pricing_list.html", title=title, columns=columns, rows=rows, new=new, empty=empty)
+    given = {"title": title, "columns": columns, "rows": rows, "new": new, "empty": empty}
+    return render.page(request, "pricing_list.html", **given)
 
 
 def money(amount: int | None, currency: str) -> str:

@@ -42,7 +42,7 @@ def test_an_agent_runs_what_its_file_allows_and_refuses_the_rest(world):
     wanted = {
         ("noop", "succeeded", None): {"seconds": 0.01},
         ("shell", "succeeded", None): {"command": [*SHELL, "echo one; echo two >&2"]},
-        ("http", "succeeded", None): {"url": f"http://127.0.0.1:{port}/health/live"},
+        ("http", "succeeded", None): {"url": f"http://127.0.0.1:{port}/healthz"},
         ("counted", "succeeded", None): {"a": 1},
         ("shell", "failed", "EXIT_CODE"): {"command": f"{SHELL[0]} -c 'exit 7'"},
         ("shell", "failed", "NOT_ALLOWED"): {"command": "/bin/echo goodbye"},
@@ -196,7 +196,7 @@ def test_the_agent_is_one_file_for_a_bare_interpreter(world, tmp_path):
     agent.kill()
     agent.command[:3] = [sys.executable, "-S", "-I", str(target)]
     agent.start()
-    url = f"http://127.0.0.1:{world.api.port}/health/live"
+    url = f"http://127.0.0.1:{world.api.port}/healthz"
     jobs = [world.job(host), world.job(host, "http", {"url": url})]
     assert [world.ended(one)["status"] for one in jobs] == ["succeeded", "succeeded"], agent.log
     wrong = [*agent.command[:4], "--server", "nowhere", "--config", "/nonexistent"]

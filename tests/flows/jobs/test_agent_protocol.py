@@ -159,12 +159,12 @@ def test_the_backlog_of_another_organisation_delays_no_claim(world, shared_dsn):
         began = time.monotonic()
         assert claimed(agent)["jobId"] == job
         took.append(time.monotonic() - began)
-    assert min(took) < 0.1
     given = Claim("cnone", uuid.uuid4(), 16, [], "1", b"", timedelta(seconds=30), timedelta(seconds=60))
     with psycopg.connect(shared_dsn) as connection:
         plan = connection.execute(f"EXPLAIN {CLAIM}", given._asdict()).fetchall()
     assert "job_runs_waiting" in str(plan)
-    assert "Seq Scan on job_runs" not in str(plan)
+    assert "Seq Scan on job" not in str(plan).replace("Seq Scan on job_agents", "")
+    assert min(took) < 0.1
 
 
 @pytest.mark.req("G-53")
@@ -328,7 +328,7 @@ def test_hosts_and_servers_are_made_renamed_moved_and_deleted(world):
     server = world.made("/api/jobs/servers", {"name": name, "hostId": host})
     assert world.api.post("/api/jobs/servers", {"name": name, "hostId": other}).code == "NAME_TAKEN"
     foreign = world.api.post("/api/jobs/servers", {"name": "x", "hostId": "c" + "0" * 24})
-    assert (foreign.status, foreign.code) == (422, "INVALID_INPUT")
+    assert (foreign.status, foreign.code) == (404, "NOT_FOUND")
     moved = world.api.ask("PATCH", f"/api/jobs/servers/{server['id']}", {"hostId": other}).json
     assert (moved["name"], moved["hostId"]) == (name, other)
     in_use = world.api.ask("DELETE", f"/api/jobs/hosts/{other}")

@@ -20,8 +20,8 @@ READ, TAKEN = "jobs.read", ("NAME_TAKEN",)
 JOB = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
 RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
 ONE, SERVERS, HOSTS = "/api/jobs/{job_id}", "/api/jobs/servers", "/api/jobs/hosts"
-SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
 CREATE_SERVER = ("jobs servers create", "name", "hostId")
+SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
 
 
 async def _known(look: Look, job_id: str) -> None:

@@ -4,7 +4,6 @@ and ends at a limit."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from ecluse.access.envelope import Refused
 from ecluse.access.secrets import Secrets
@@ -22,9 +21,7 @@ UPDATE job_runs SET log_length = %(length)s, log_capped = log_capped OR %(capped
 """
 
 
-async def append(
-    connection: Connection, attempt: Open, hidden: Sequence[str], offset: int, text: str
-) -> tuple[int, bool]:
+async def append(connection: Connection, attempt: Open, hidden: list[str], offset: int, text: str) -> tuple[int, bool]:
     """Append to the log of an attempt, whose row is locked, with these secrets hidden; return the offset of what
     follows, and whether the log is full. What was sent before is left out; Refused says where something is missing."""
     length = attempt.log_length

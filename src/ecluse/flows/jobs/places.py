@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import psycopg
 
 from ecluse.access.agents import CHANNEL
-from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.ids import cuid
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
@@ -89,8 +89,8 @@ async def delete(connection: Connection, tenant: str, kind: str, named: str) -> 
     await connection.execute(DELETE[kind], (tenant, named))
 
 
-def _no_host(host: str) -> InvalidInput:
-    return InvalidInput(f"hostId: there is no host {storable(host, 50)}: `ecluse jobs hosts list` shows them")
+def _no_host(host: str) -> NotFound:
+    return NotFound(f"hostId: there is no host {storable(host, 50)}: `ecluse jobs hosts list` shows them.")
 
 
 def _taken(name: str) -> Conflict:

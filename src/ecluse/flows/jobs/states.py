@@ -22,7 +22,8 @@ from ecluse.flows.jobs.attempts import Ended, Kept, Open, Verdict, event, judged
 
 BATCH = 200
 
-# One statement, so that an idle poll costs one: it notes that the agent is there, and claims what its host has.
+# One statement, so that an idle poll costs one: it notes that the agent is there, and claims what its host has. No
+# joins, of which the planner would expect many rows, and read whole tables.
 CLAIM = """
 WITH agent AS (
     UPDATE job_agents SET version = %(version)s, last_seen_at = ecluse_now(),
@@ -33,21 +34,23 @@ WITH agent AS (
 before AS MATERIALIZED (
     SELECT r.* FROM job_runs r WHERE r.agent_id = %(agent)s AND r.claim_key = %(key)s),
 free AS MATERIALIZED (
-    SELECT r.id FROM job_runs r JOIN jobs j ON j.id = r.job_id
+    SELECT r.id, r.job_id FROM job_runs r
     WHERE r.host_id = (SELECT host_id FROM agent) AND r.status = 'pending' AND r.due_at <= ecluse_now()
-      AND (%(types)s::text[] = '{}' OR j.type = ANY(%(types)s::text[])) AND NOT EXISTS (SELECT FROM before)
-    ORDER BY r.due_at, r.id LIMIT %(most)s FOR UPDATE OF r SKIP LOCKED),
+      AND (%(types)s::text[] = '{}' OR (SELECT type FROM jobs WHERE id = r.job_id) = ANY(%(types)s::text[]))
+      AND NOT EXISTS (SELECT FROM before)
+    ORDER BY r.host_id, r.due_at, r.id LIMIT %(most)s FOR UPDATE SKIP LOCKED),
 claimed AS (
     UPDATE job_runs r SET status = 'running', fence = r.fence + 1, agent_id = %(agent)s, claim_key = %(key)s,
         started_at = ecluse_now(), lease_ends_at = ecluse_now() + %(lease)s
-    FROM free WHERE r.id = free.id RETURNING r.*),
-begun AS (UPDATE jobs j SET status = 'running' FROM claimed c WHERE j.id = c.job_id AND j.status = 'pending'),
+    WHERE r.id = ANY(ARRAY(SELECT id FROM free)) RETURNING r.*),
+begun AS (UPDATE jobs SET status = 'running' WHERE id = ANY(ARRAY(SELECT job_id FROM free)) AND status = 'pending'),
 mine AS (
     SELECT * FROM claimed UNION ALL
     SELECT * FROM before WHERE status = 'running' AND lease_ends_at > ecluse_now())
 SELECT a.id IS NOT NULL AS known, m.id, m.job_id, m.attempt, m.fence, j.type, j.payload, j.payload_secret,
        j.timeout_seconds, m.lease_ends_at, extract(epoch FROM m.lease_ends_at - ecluse_now())::float8 AS lease_seconds
-FROM (SELECT 1) AS always LEFT JOIN agent a ON true LEFT JOIN mine m ON true LEFT JOIN jobs j ON j.id = m.job_id
+FROM (SELECT 1) AS always LEFT JOIN agent a ON true LEFT JOIN mine m ON true
+LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = m.job_id LIMIT 1) AS j ON true
 ORDER BY m.due_at, m.id
 """
 RENEW = """
