@@ -84,8 +84,7 @@ async def show_rules(request: Request) -> Response:
 def _page(
     request: Request, title: str, columns: Sequence[Column], rows: Sequence[Row], new: Sequence[Button], empty: str
 ) -> Response:
-    given = {"title": title, "columns": columns, "rows": rows, "new": new, "empty": empty}
-    return render.page(request, "pricing_list.html", **given)
+    return render.page(request, "pricing_list.html", title=title, columns=columns, rows=rows, new=new, empty=empty)
 
 
 def money(amount: int | None, currency: str) -> str:
