@@ -52,7 +52,8 @@ def overview() -> str:
 def _row(path: str, method: str, operation: dict[str, Any]) -> tuple[str, ...]:
     said = " ".join(operation["description"].split())
     command = operation.get("x-command")
-    return (method.upper(), f"`{path}`", operation.get(PERMISSION, "none"), said, f"`ecluse {command['name']}`" if command else "")
+    typed = f"`ecluse {command['name']}`" if command else ""
+    return method.upper(), f"`{path}`", operation.get(PERMISSION, "none"), said, typed
 
 
 def _place(row: Sequence[object]) -> tuple[str, str]:
