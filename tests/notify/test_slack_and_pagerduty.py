@@ -96,16 +96,14 @@ async def test_an_incident_is_not_triggered_after_it_was_resolved(start_world, q
 
 
 async def test_a_resolve_waits_for_a_trigger_that_is_in_flight(start_world, query):
-    async with receiving(-1, 202) as receiver:
-        world = await start_world(webhook_timeout=2.0)
+    async with receiving(-1) as receiver:
+        world = await start_world(webhook_timeout=60.0)
         await world.endpoint(receiver.url, kind="pagerduty", secret=KEY)
         await world.tell(RAISED, **ALERT)
         await until(lambda: len(receiver.got) == 1)
         await world.tell(CLEARED, **ALERT)
         await until(lambda: query("SELECT 1 FROM items WHERE postponed_why LIKE '%%earlier event%%'"))
-        assert len(receiver.got) == 1
-        await world.settled(1)
-    assert [json.loads(one.body)["event_action"] for one in receiver.got] == ["trigger", "resolve"]
+        assert [json.loads(one.body)["event_action"] for one in receiver.got] == ["trigger"]
 
 
 def test_a_long_text_stays_within_what_pagerduty_accepts():
