@@ -63,7 +63,7 @@ class JobDetail(JobRow):
     runs: list[JobRunRow]
 
 
-class LogRow(CamelShape):
+class JobLogRow(CamelShape):
     attempt: int
     start: int = Field(description="Characters of the log before this part.")
     text: str

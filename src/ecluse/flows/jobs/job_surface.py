@@ -54,7 +54,9 @@ surface.listing(
 )
 surface.listing(
     f"{ONE}/logs",
-    Listing("chunks", shapes.LogRow, "job_log_list", READ, shapes.LogFilters, ("attempt", "start"), named=("job_id",)),
+    Listing(
+        "chunks", shapes.JobLogRow, "job_log_list", READ, shapes.LogFilters, ("attempt", "start"), named=("job_id",)
+    ),
     check=_known,
     list_job_logs="List the log of a job, part by part, in order. Secrets in it are hidden.",
     command=Command("jobs logs", columns=("attempt", "at", "text"), empty="nothing was logged"),
