@@ -93,7 +93,7 @@ class RequestFilters(Filters):
     ] = None
 
 
-class EventRow(Shape):
+class CompanyEventRow(Shape):
     seq: int
     event_key: str
     event_type: str = Field(examples=["CompanyEnrichmentCompleted"])
@@ -104,12 +104,12 @@ class EventRow(Shape):
     payload: dict[str, Any]
 
 
-class EventPage(Shape):
-    events: list[EventRow]
+class CompanyEventPage(Shape):
+    events: list[CompanyEventRow]
     next_after: int = Field(description="`after` of the next page, or of the next poll.")
 
 
-class Reason(Body):
+class ErasureReason(Body):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S", examples=["asked for by the director"])]
 
 
@@ -224,7 +224,7 @@ async def refresh_company(act: Act, request_id: RequestNumber) -> Row:
     }
 
 
-@surface.read("/v1/events", needs=READ, answer=EventPage, command=Command("requests events"))
+@surface.read("/v1/events", needs=READ, answer=CompanyEventPage, command=Command("requests events"))
 async def list_enrichment_events(
     look: Look,
     after: Annotated[int, Query(ge=0, le=LARGEST_ID, description="`next_after` of the page before.")] = 0,
@@ -232,7 +232,7 @@ async def list_enrichment_events(
 ) -> Row:
     """List the events of company enrichment for this tenant in the order of their publishing, after a position."""
     found = await read_published(look.connection, after, look.tenant, limit, rules.PRODUCER)
-    rows = [{name: getattr(event, name) for name in EventRow.model_fields} for event in found]
+    rows = [{name: getattr(event, name) for name in CompanyEventRow.model_fields} for event in found]
     return {"events": rows, "next_after": found[-1].seq if found else after}
 
 
@@ -245,7 +245,7 @@ async def list_enrichment_events(
     refuses=("RUN_OPEN",),
     command=Command("enrichment erase"),
 )
-async def erase_company(act: Act, siren: str, body: Reason) -> Row:
+async def erase_company(act: Act, siren: str, body: ErasureReason) -> Row:
     """Erase a company for good, for all tenants: what the registers said of it, snapshots, jobs and requests. Only for
     admins of the tenant `default`."""
     _administrators_only(act)
