@@ -29,6 +29,9 @@ OTHER_WORDS = {
     *("ERROR", "SET_UP", "RUNS_LOCKED"),
     # Statuses of rule runs, a currency, and reasons why a rule leaves a variant out
     *("PREVIEW", "QUEUED", "APPLYING", "APPLIED", "PARTIAL", "ROLLED_BACK", "EUR"),
+    # Registers, statuses and triggers of enrichment
+    *("ENRICHMENT", "API_RECHERCHE_ENTREPRISES", "INPI_RNE", "API_ENTREPRISE_RCS", "PENDING", "RUNNING", "SUCCESS"),
+    *("SWEEP", "REQUEST_CREATED", "REQUEST_OPENED", "MANUAL_REFRESH"),
     *("NO_COST", "NEGATIVE_PRICE", "ABSURD_PRICE", "FREE", "NO_PRICE_FITS", "REVERSED", "UNCHANGED"),
 }
 

@@ -121,6 +121,21 @@ FAILURES = {
     "SHOP_FROZEN": Failure("The shop is frozen until its bill is paid.", "Pay it, then retry the failed targets."),
     "SHOP_LOCKED": Failure("The shop is locked.", "Ask its vendor to unlock it, then retry the failed targets."),
     "SHOP_NOT_FOUND": Failure("There is no shop at this address.", "Correct the base_url of the project."),
+    "NO_PROJECT": Failure("The project of the rule run was deleted.", "Connect the shop anew, then preview the rule."),
+    "PRICE_CONFLICT": Failure(
+        "The price in the shop is neither the former nor the new one: another party has changed it.",
+        "Compare the two, then preview the rule again.",
+    ),
+    "TARGET_TIMEOUT": Failure("The price was not applied within the time of a target.", "Retry the failed targets."),
+    # Registers of companies
+    "CORE_IDENTITY_MISSING": Failure("The register's answer lacks the company's name or number.", "Refresh it later."),
+    "INVALID_RESPONSE": Failure("The register's answer is not as documented.", "Refresh the company later."),
+    "NETWORK_ERROR": Failure("No connection to the register could be made.", RETRIED),
+    "RATE_LIMIT": Failure("The register answered: too many requests.", RETRIED),
+    "SERVER_ERROR": Failure("The register failed.", RETRIED),
+    "UNKNOWN": Failure("A call to the register failed.", "Look at the error."),
+    # Jobs
+    "NO_AGENT": Failure("No agent of the host claimed the job in time.", "Start the agent, then retry the job."),
     # Notifications
     "ENDPOINT_OFF": Failure("The endpoint was deleted or switched off.", "Switch it on, then redeliver."),
     "GONE": Failure("The receiver answered 410, and the endpoint was switched off.", "Correct its URL, switch it on."),
