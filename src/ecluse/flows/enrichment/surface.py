@@ -122,8 +122,9 @@ class Erased(Shape):
 
 
 class NewRecipient(Body):
-    recipient: Annotated[str, Field(max_length=40, examples=["13002526500013"])] | None = Field(
-        description="SIRET of the administration; null: the tenant neither asks API Entreprise nor sees what it says."
+    recipient: Annotated[str, Field(max_length=40)] | None = Field(
+        examples=["13002526500013"],
+        description="SIRET of the administration; null: the tenant neither asks API Entreprise nor sees what it says.",
     )
 
 

@@ -38,11 +38,11 @@ REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN
 
 
 Short = Annotated[str, Field(max_length=500)]
-Fence = Annotated[int, Field(ge=0, le=2**62)]
+Fence = Annotated[int, Field(ge=0, le=2**62, examples=[1])]
 
 
 class Enrolment(CamelBody):
-    token: Short
+    token: Short = Field(examples=["a one-time token"])
     hostname: Short
     version: Short
     platform: Short
@@ -61,7 +61,7 @@ class NewCredential(CamelShape):
 
 class Claiming(CamelBody):
     max: int = Field(ge=0, le=MOST_JOBS, description="0: only the jobs that `claimKey` has claimed before.")
-    wait_seconds: float = Field(ge=0, le=LONGEST_WAIT)
+    wait_seconds: float = Field(ge=0, le=LONGEST_WAIT, examples=[25])
     types: list[Annotated[str, Field(max_length=100)]] = Field(max_length=100, description="Empty: jobs of every type.")
     version: Short
     claim_key: UUID = Field(strict=False, description="Repeated after a lost answer: the same jobs, and no new ones.")

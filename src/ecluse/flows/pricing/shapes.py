@@ -25,13 +25,17 @@ class NewPreview(Body):
 
 
 class ToQueue(Body):
-    plan_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="Of the preview that was seen.")]
+    plan_hash: Annotated[
+        str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
+    ]
     target_ids: TargetIds | None = None
     canary: Canary | None = None
     max_failure_rate: Rate | None = None
 
 
 class ToRetry(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"target_ids": None}]})
+
     target_ids: TargetIds | None = None
 
 
