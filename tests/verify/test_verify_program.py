@@ -47,7 +47,7 @@ def test_a_world_in_order_is_exit_code_0_and_says_how_much_was_looked_at(world: 
     done = program(world.dsn, "--ledger", world.sandbox.url)
     assert (done.code, done.err) == (0, "")
     runs = world.one("SELECT count(*) FROM runs")
-    assert done.out.startswith(f"clean: {runs} runs, 15 items, 7 effects, 6 ledger effects checked (I-01 {runs}, ")
+    assert done.out.startswith(f"clean: {runs} runs, 19 items, 10 effects, 9 ledger effects checked (I-01 {runs}, ")
 
 
 def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: Program) -> None:
@@ -67,7 +67,7 @@ def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: P
             "message": "has items, but was not selected",
         },
     ]
-    assert report["checked"]["items"] == 15
+    assert report["checked"]["items"] == 19
 
 
 def test_json_of_a_clean_world_is_one_word_and_the_counts(world: World, by_itself: Program) -> None:

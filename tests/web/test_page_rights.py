@@ -26,6 +26,15 @@ SCHEDULE = """
 INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at)
 VALUES ('default', 'test', 'rights', '', ecluse_now(), ecluse_now(), ecluse_now()) RETURNING id
 """
+RULE_RUN = """
+WITH project AS (
+    INSERT INTO pricing_projects (tenant_id, name, connector, base_url, currency, created_by, created_at, updated_by,
+                                  updated_at)
+    VALUES ('default', 'rights', 'shopify', 'https://shop.example', 'EUR', 'a test', ecluse_now(), 'a test',
+            ecluse_now()) RETURNING id)
+INSERT INTO rule_runs (tenant_id, project_id, rule, currency, status, actor, correlation_id, source, created_at)
+SELECT 'default', id, '{}', 'EUR', 'PREVIEW', 'a test', '', 'a test', ecluse_now() FROM project RETURNING id
+"""
 
 
 # Forms need the permission of their operation, which `test_forms.py` looks at.
@@ -70,6 +79,7 @@ def test_every_page_and_every_stream_answers_every_caller_as_its_permission_says
 ):
     run_id = ended_run(("t", "successful", None, None))
     ids = {"run_id": str(run_id), "schedule_id": str(fill(SCHEDULE)), "target": "t", "audit_id": str(audited("rights"))}
+    ids |= {"rule_run_id": str(fill(RULE_RUN))}
     guarded = [
         route
         for route in page_routes(reader.client.app)

@@ -143,7 +143,7 @@ async def test_a_price_that_another_party_has_changed_is_not_overwritten(preview
 
 @pytest.mark.req("PRC-07", "PRC-44")
 async def test_a_shop_that_refuses_everything_ends_the_execution_and_the_rest_is_not_sent(previewed, connection):
-    world, run = await previewed(8, per_second=20.0, burst=1)
+    world, run = await previewed(8, per_second=3.0, burst=1)
     world.sandbox.set_faults([{**MUTATIONS, "kind": "unauthorized", "after": 1}])
     done = await world.applied(connection, run)
     assert done["status"] == "PARTIAL"
@@ -189,7 +189,7 @@ async def test_a_good_canary_is_followed_by_the_others(previewed, connection):
 
 
 async def test_once_too_many_have_failed_nothing_more_is_sent(previewed, connection):
-    world, run = await previewed(8, per_second=20.0, burst=1)
+    world, run = await previewed(8, per_second=3.0, burst=1)
     world.sandbox.set_faults([{**MUTATIONS, "kind": "refused", "code": "x", "status": 422}])
     done = await world.applied(connection, run, max_failure_rate=0.2)
     assert done["status"] == "FAILED"
