@@ -182,7 +182,9 @@ async def test_a_body_that_is_not_json_is_refused(http: Client) -> None:
 
 async def test_health_and_unknown_routes(http: Client) -> None:
     health = (await http.get("_sandbox/health")).json()
-    assert health == {"ok": True, "seed": 1, "vendors": ["audio", "crm", "elevenlabs", "llm", "price_list", "shopify"]}
+    others = ["pagerduty", "price_list", "recherche_entreprises", "shopify", "slack"]
+    vendors = ["api_entreprise", "audio", "crm", "elevenlabs", "inpi", "llm", *others]
+    assert health == {"ok": True, "seed": 1, "vendors": vendors}
     assert (await http.get("_sandbox/nothing")).status == 404
 
 

@@ -35,6 +35,7 @@ class Worlds:
             with world.db:
                 world.runs, world.items, world.effects = map(dict, self._ids)
                 world.sql(AS_IF_OLD)
+                world.sql("UPDATE replicas SET beat_at = now() WHERE state = 'live'")  # the copy may be 20 s old
                 yield world
 
     def close(self) -> None:

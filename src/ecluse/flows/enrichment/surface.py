@@ -229,7 +229,7 @@ async def refresh_company(act: Act, request_id: RequestNumber) -> Row:
 async def list_enrichment_events(
     look: Look,
     after: Annotated[int, Query(ge=0, le=LARGEST_ID, description="`next_after` of the page before.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    limit: Annotated[int, Query(ge=1, le=500, description="Maximum number of events in the answer.")] = 100,
 ) -> Row:
     """List the events of company enrichment for this tenant in the order of their publishing, after a position."""
     found = await read_published(look.connection, after, look.tenant, limit, rules.PRODUCER)
