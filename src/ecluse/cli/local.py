@@ -256,8 +256,8 @@ COMMANDS = [
     ),
     Local(
         "demo enrichment",
-        "Ask three simulated registers for companies: known, stored, aged, partly known, failing and unknown ones, one by "
-        "two tenants at once; kill the server between two registers.",
+        "Ask three simulated registers for companies: known, stored, aged, partly known, failing and unknown ones, one "
+        "of them in two tenants at once; kill the server between two registers.",
         demo_enrichment,
         _kept_arguments,
     ),
