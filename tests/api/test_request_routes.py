@@ -18,6 +18,7 @@ from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.registers import Source
 from tests.support import registers
 from tests.support.api_server import Answer, Client, add_tenant, new_key, serving
+from tests.support.metrics import scrape
 from tests.support.registers import PLACES, VENDORS, some_sirens
 from tests.support.session import Session
 
@@ -297,3 +298,26 @@ def test_a_tenant_gets_a_recipient(serving_api: Client, other: Client, siren: st
     assert created(other, siren).json["company"]["court"]["source"] == "API_ENTREPRISE_RCS"
     assert admin.post(path, {"recipient": None}).json["recipient"] is None
     assert "court" not in created(other, siren).json["company"]
+
+
+def test_metrics_count_calls_errors_results_and_cache_hits(api: Client, siren: str, sandbox: SandboxProcess) -> None:
+    sandbox.set_faults([{"vendor": "inpi", "kind": "server_error", "status": 500, "ids": [siren]}])
+    before = scrape(api)
+    assert created(api, siren).json["enrichment_status"] == "PARTIAL"
+    assert created(api, siren).json["cached"]
+    api.app.state.metrics._good_until = 0.0  # type: ignore[union-attr] # gauges are kept for seconds
+    after = scrape(api)
+
+    def grown(name: str, *labels: str) -> float:
+        return after[name][labels] - before.get(name, {}).get(labels, 0.0)
+
+    assert grown("ecluse_calls_total", "enrichment", "api_recherche_entreprises") == 1
+    assert grown("ecluse_calls_total", "enrichment", "inpi_rne") == 3
+    assert grown("ecluse_call_seconds_total", "enrichment", "inpi_rne") > 0
+    assert grown("ecluse_vendor_errors_total", "enrichment", "inpi_rne", "SERVER_ERROR") == 3
+    assert grown("ecluse_enrichment_jobs_ended_total", "PARTIAL") == 1
+    assert grown("ecluse_enrichment_requests_total", "REQUEST_CREATED", "started") == 1
+    assert grown("ecluse_enrichment_requests_total", "REQUEST_CREATED", "cached") == 1
+    assert after["ecluse_enrichment_companies"]["PARTIAL",] >= 1
+    assert after["ecluse_enrichment_jobs_open"].keys() == {("PENDING",), ("RUNNING",)}
+    assert after["ecluse_enrichment_oldest_pending_seconds"][()] >= 0

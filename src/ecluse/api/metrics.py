@@ -26,6 +26,7 @@ from ecluse.db.query import fetch_rows
 from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
 from ecluse.flow import Gauge
+from ecluse.flows.enrichment import metrics as enrichment
 from ecluse.flows.pricing import metrics as pricing
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
@@ -60,6 +61,12 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
     "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
     "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
+    "enrichment_requests": (
+        ["trigger", "result"],
+        "Requests for companies by what they led to: what is stored (cached), the open job (attached), or a new one.",
+        enrichment.requests,
+    ),
+    "enrichment_jobs_ended": (["status"], "Jobs of company enrichment that this process ended.", enrichment.jobs),
     "spend": (["vendor", "model"], "Cost of the paid calls whose end this process stored.", counters.spent),
 }
 
@@ -70,7 +77,7 @@ class Metrics:
 
     def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
         self._edge = edge
-        self._gauges = gauges
+        self._gauges = [*(Gauge(*one) for one in enrichment.GAUGES), *gauges]
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
         self._of_pricing: list[pricing.Figures] = []
         self.kit: Kit | None = None

@@ -10,6 +10,7 @@ from ecluse.base.errors import SetUpError
 from ecluse.cli import show
 from ecluse.cli.failure import INTERRUPTED
 from ecluse.demo import automation as automation_demo
+from ecluse.demo import enrichment as enrichment_demo
 from ecluse.demo import pricing as pricing_demo
 from ecluse.demo import transcription as transcription_demo
 
@@ -22,6 +23,11 @@ def automation(fiches: int, *, keep: bool, as_json: bool, given_database: bool) 
 def pricing(*, keep: bool, as_json: bool, given_database: bool) -> int:
     given = _given(given_database)
     return _play(lambda: pricing_demo.run(keep=keep, as_json=as_json, given=given))
+
+
+def enrichment(*, keep: bool, as_json: bool, given_database: bool) -> int:
+    given = _given(given_database)
+    return _play(lambda: enrichment_demo.run(keep=keep, as_json=as_json, given=given))
 
 
 def transcription(*, as_json: bool) -> int:

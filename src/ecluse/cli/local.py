@@ -123,6 +123,12 @@ def demo_pricing(_: Given, given: Namespace) -> int:
     return demos.pricing(keep=given.keep, as_json=given.json, given_database=given.given_database)
 
 
+def demo_enrichment(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    return demos.enrichment(keep=given.keep, as_json=given.json, given_database=given.given_database)
+
+
 def demo_transcription(_: Given, given: Namespace) -> int:
     from ecluse.cli import demos
 
@@ -247,6 +253,13 @@ COMMANDS = [
         "Transcribe and audit the calls of 200 fiches at unreliable vendors, and kill the server half-way.",
         demo,
         _demo_arguments,
+    ),
+    Local(
+        "demo enrichment",
+        "Ask three simulated registers for companies: known, stored, aged, partly known, failing and unknown ones, one "
+        "of them in two tenants at once; kill the server between two registers.",
+        demo_enrichment,
+        _kept_arguments,
     ),
     Local(
         "demo pricing",

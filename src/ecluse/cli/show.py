@@ -175,8 +175,26 @@ def _is_nested(value: Any) -> bool:
 
 def _nested(value: Any, fit: int | None, indent: str) -> list[str]:
     if isinstance(value, dict):
-        return fields(value, fit, indent)
+        return _records(value, fit, indent) if _are_alike(list(value.values())) else fields(value, fit, indent)
     rows = [one if isinstance(one, dict) else {"value": one} for one in value]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns = [name for name in columns if any(row.get(name) not in (None, "", [], {}) for row in rows)] or columns[:1]
     return table(rows, columns, fit, indent)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Return whether these are objects of one shape, which make a table."""
+    return len(values) > 1 and all(isinstance(one, dict) and one and one.keys() == values[0].keys() for one in values)
+
+
+def _records(value: Mapping[str, Mapping[str, Any]], fit: int | None, indent: str) -> list[str]:
+    """Return objects of one shape as a table, by name; those with rows or objects in them follow, each by itself."""
+    nested = [name for name, one in value.items() if any(_is_nested(part) for part in one.values())]
+    rows = [{"field": title(name), **one} for name, one in value.items() if name not in nested]
+    lines = table(rows, list(rows[0]), fit, indent) if rows else []
+    for name in nested:
+        plain = ", ".join(cell(part) for part in value[name].values() if not _is_nested(part))
+        lines += ["", f"{indent}{title(name)}{f' ({plain})' if plain else ''}:"]
+        for part in value[name].values():
+            lines += _nested(part, fit, indent + GAP) if _is_nested(part) else []
+    return lines

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI
 
 from ecluse.web import (
     audits,
+    companies,
     confirm,
     connections,
     entrance,
@@ -24,7 +25,21 @@ from ecluse.web import (
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, targets, schedules, lanes, connections, audits, shops, pricing, forms, reference, confirm, entrance)
+PARTS = (
+    runs,
+    targets,
+    schedules,
+    lanes,
+    connections,
+    audits,
+    shops,
+    pricing,
+    companies,
+    forms,
+    reference,
+    confirm,
+    entrance,
+)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:

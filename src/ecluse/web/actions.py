@@ -45,6 +45,7 @@ RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/
 CONNECTIONS = "/ui/connections"
 PRICING, PROJECTS, RULES = "/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules"
 RULE_RUN = "/ui/pricing/runs/{id}"
+REQUESTS = "/ui/requests"
 CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
 DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
 FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
@@ -250,6 +251,21 @@ ACTIONS = {
         "rule run",
         PRICING,
         shows=RULE_RUN,
+    ),
+    "create_request": Action(
+        "New request",
+        "The registers are asked for the company, unless fresh data of it are stored.",
+        "The request was created.",
+        "",
+        REQUESTS,
+        shows=REQUESTS + "/{id}",
+    ),
+    "refresh_company": Action(
+        "Refresh",
+        "The registers are asked again for the company of request {request_id}. What is stored stays until then.",
+        "The registers are asked again.",
+        "request",
+        REQUESTS,
     ),
 }
 

@@ -153,7 +153,7 @@ async def _asked(
 ) -> Asked:
     preview = declared.command.preview if declared.command and ACTIONS[name].previews else ""
     of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
-    record = await _read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
+    record = await read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
     route = _route(request, lambda route: route.name == name)
     edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
     known = set(declared.body.model_fields) if declared.body else set()
@@ -166,7 +166,7 @@ async def _asked(
         inside(back, ACTIONS[name].home),
         record or {},
         record if edits else None,
-        await _read(request, lambda route: route.name == preview, values, chosen) if preview else None,
+        await read(request, lambda route: route.name == preview, values, chosen) if preview else None,
         bool(looks),
     )
 
@@ -176,7 +176,7 @@ def _route(request: Request, wanted: Callable[[APIRoute], bool]) -> APIRoute | N
     return next(found, None)
 
 
-async def _read(
+async def read(
     request: Request,
     wanted: Callable[[APIRoute], bool],
     values: Mapping[str, str],

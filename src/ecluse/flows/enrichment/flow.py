@@ -42,7 +42,7 @@ from ecluse.engine import (
     settle_targets,
     write_events,
 )
-from ecluse.flows.enrichment import card, events, records, rules, sweep
+from ecluse.flows.enrichment import card, events, metrics, records, rules, sweep
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.states import Evaluation, Fetched, Status, check_move, complete, evaluate
 from ecluse.vendors.registers import ErrorCode, Source
@@ -238,6 +238,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
         row, result = concluded(job, before, stored, results.get(job.run_id, []), now)
         rows.append(row)
         told[job.run_id] = (job, result)
+        metrics.jobs[(str(result.status),)] += 1
     waiting = {(job.run_id, job.tenant_id): job.correlation_id for job in jobs}
     waiting |= {
         (job_id, tenant): correlation for job_id, tenant, correlation in await records.end_jobs(connection, rows)

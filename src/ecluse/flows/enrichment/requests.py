@@ -11,7 +11,7 @@ from ecluse.base.errors import Conflict, NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_one, fetch_value
 from ecluse.engine import Flow, Start, lock_open, start_run, write_events
-from ecluse.flows.enrichment import card, events, records, rules
+from ecluse.flows.enrichment import card, events, metrics, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Taken
 from ecluse.flows.enrichment.states import Trigger
@@ -55,6 +55,10 @@ class Launched(NamedTuple):
     def cached(self) -> bool:
         return self.job_id is None
 
+    @property
+    def result(self) -> str:
+        return "cached" if self.cached else "attached" if self.attached else "started"
+
 
 STORED = Launched(None, attached=False)
 
@@ -70,6 +74,7 @@ async def launch(connection: Connection, flow: Flow, config: Config, asked: Aske
     """Attach the request to the open job of its company, start one, or neither; and tell Requested. An attached request
     cannot miss the end of its job: the job's run is locked until this transaction ends."""
     launched = await _launch(connection, flow, config, asked)
+    metrics.requests[str(asked.trigger), launched.result] += 1
     if launched.job_id is not None:
         await connection.execute(ATTACH, (launched.job_id, asked.request_id, launched.job_id))
     event = events.requested(

@@ -34,6 +34,14 @@ MOVES: Mapping[Status, frozenset[Status]] = {
     Status.FAILED: frozenset({Status.RUNNING}),
     Status.STALE: frozenset({Status.RUNNING}),
 }
+MEANING: Mapping[Status, str] = {  # as the states of runs, of which pages know the colours
+    Status.PENDING: "waiting",
+    Status.RUNNING: "running",
+    Status.SUCCESS: "succeeded",
+    Status.PARTIAL: "partial",
+    Status.FAILED: "failed",
+    Status.STALE: "expired",
+}
 BY_HAND = {(Status.SUCCESS, Status.RUNNING)}  # only for a manual refresh (G-57)
 REQUIRED = (Source.SEARCH,)
 OPTIONAL = (Source.INPI, Source.RCS)

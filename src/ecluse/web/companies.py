@@ -1,0 +1,252 @@
+"""Pages of company enrichment: the requests, the card of a company with its history, and the registers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from markupsafe import Markup
+from pydantic import BaseModel
+
+from ecluse.access.door import caller_of, needs
+from ecluse.access.listing import read_page
+from ecluse.access.wire import Filter, Offset, number, reads_of
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all
+from ecluse.flows.enrichment import card, history, requests
+from ecluse.flows.enrichment.clients import Config
+from ecluse.flows.enrichment.flow import LANES
+from ecluse.flows.enrichment.states import MEANING, REQUIRED, Status
+from ecluse.flows.enrichment.surface import READ, REQUESTS, StatusWord
+from ecluse.vendors.registers import MESSAGES, ErrorCode, Source
+from ecluse.web import forms, live, render
+from ecluse.web.actions import buttons
+from ecluse.web.door import Page
+from ecluse.web.lanes import caps
+from ecluse.web.live import Context
+from ecluse.web.shops import Column
+
+ROWS, JOBS, SNAPSHOTS = 25, 10, 10  # rows of each on a page
+HOME, SOURCES = "/ui/requests", "/ui/requests/sources"
+routes = APIRouter(route_class=Page, include_in_schema=False)
+LIST = live.Page("requests_live.html")
+ONE = live.Page("company_live.html", ("title", "header", "facts", "history"))
+REGISTERS = live.Page("registers_live.html")
+SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
+LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
+OPEN = (Status.PENDING, Status.RUNNING)
+
+
+class Wanted(BaseModel):
+    """Filters and offset of the list of requests."""
+
+    q: Filter = None
+    siren: Filter = None
+    status: StatusWord | None = None
+    offset: Offset = 0
+
+
+WantedRequests = Annotated[Wanted, Query()]
+
+
+class Group(NamedTuple):
+    """A part of the card: its heading, and its fields, each with value, source and date."""
+
+    title: str
+    fields: Mapping[str, Mapping[str, Any]]
+
+
+@routes.get(HOME, openapi_extra=needs(READ))
+async def show_requests(request: Request, wanted: WantedRequests) -> Response:
+    shown = await _requests(request, wanted)
+    return render.page(request, "requests.html", regions=LIST.regions(request, **shown), **shown)
+
+
+@routes.get(f"{HOME}/live", openapi_extra=needs(READ))
+async def follow_requests(request: Request, wanted: WantedRequests) -> Response:
+    return live.stream(
+        request, READ, LIST, lambda: _requests(request, wanted), lambda message: live.said(message, "runId") is not None
+    )
+
+
+@routes.get(SOURCES, openapi_extra=needs(READ))
+async def show_sources(request: Request) -> Response:
+    shown = await _sources(request)
+    return render.page(request, "registers.html", regions=REGISTERS.regions(request, **shown), **shown)
+
+
+@routes.get(f"{SOURCES}/live", openapi_extra=needs(READ))
+async def follow_sources(request: Request) -> Response:
+    return live.stream(request, READ, REGISTERS, lambda: _sources(request), lambda _: False)
+
+
+@routes.get(f"{HOME}/{{request_id}}", openapi_extra=needs(READ))
+async def show_one(request: Request, request_id: str) -> Response:
+    wanted = number("request", request_id)
+    # As over HTTP, opening a request starts a job if the data of its company are missing or stale.
+    await forms.read(request, lambda route: route.name == "show_request", {"request_id": str(wanted)})
+    shown = await _company(request, wanted)
+    return render.page(request, "company.html", regions=ONE.regions(request, **shown), **shown)
+
+
+@routes.get(f"{HOME}/{{request_id}}/live", openapi_extra=needs(READ))
+async def follow_one(request: Request, request_id: str) -> Response:
+    wanted = number("request", request_id)
+    job = (await _company(request, wanted))["one"]["job_id"]  # raises NotFound
+    return live.stream(
+        request,
+        READ,
+        ONE,
+        lambda: _company(request, wanted),
+        lambda message: live.said(message, "runId") == str(job),
+    )
+
+
+async def _requests(request: Request, wanted: Wanted) -> Context:
+    given = {"q": wanted.q or None, "siren": wanted.siren or None, "status": wanted.status}
+    caller = caller_of(request)
+    page = await reads_of(request)(
+        lambda connection: read_page(connection, caller, REQUESTS, given, limit=ROWS, offset=wanted.offset)
+    )
+    rows: list[Row] = page[REQUESTS.name]
+    for row in rows:
+        row |= {
+            "name": row["legal_name"] or "not known yet",
+            "status": row["enrichment_status"],
+            "state": MEANING[Status(row["enrichment_status"])],
+            "href": f"{HOME}/{row['id']}",
+        }
+    columns = (
+        Column("name", "Company"),
+        Column("status", "Status"),
+        Column("company_siren", "SIREN"),
+        Column("enrichment_error", "Reason"),
+        Column("company_updated_at", "Data of"),
+        Column("created_by", "By"),
+        Column("created_at", "Requested"),
+    )
+    return {
+        "wanted": wanted,
+        "rows": rows,
+        "columns": columns,
+        "statuses": list(MEANING),
+        "new": buttons(request, ("create_request", {}), back=HOME),
+        "more": page["next_cursor"] is not None,
+        "size": ROWS,
+        "busy": any(row["status"] in OPEN for row in rows),
+        "over": False,
+    }
+
+
+async def _company(request: Request, request_id: int) -> Context:
+    config: Config = request.app.state.enrichment
+    tenant = caller_of(request).tenant
+
+    async def ask(connection: Connection) -> Context:
+        one = await requests.show(connection, config, tenant, request_id)
+        seen = await requests.visible(connection, config, tenant)
+        return {
+            "one": one,
+            "jobs": await history.jobs(connection, one["company_siren"], tenant, JOBS),
+            "snapshots": await history.snapshots(connection, one["company_siren"], seen, SNAPSHOTS),
+        }
+
+    shown = await reads_of(request)(ask)
+    one, back = shown["one"], f"{HOME}/{request_id}"
+    name = one["legal_name"] or f"Company {one['company_siren']}"
+    for row in (*shown["jobs"], *shown["snapshots"]):
+        row["state"] = MEANING[Status(row["status"])]
+    return {
+        **shown,
+        "name": name,
+        "title": f"{name} {one['enrichment_status']} · Ecluse",
+        "state": MEANING[Status(one["enrichment_status"])],
+        "reasons": reasons(one["enrichment_error"]),
+        "groups": groups(one["company"] or {}),
+        "lists": {field: one["company"][field] for field in LISTS if field in (one["company"] or {})},
+        "columns_of": columns_of,
+        "in_words": in_words,
+        "buttons": buttons(request, ("refresh_company", {"request_id": request_id}), back=back),
+        "busy": one["enrichment_status"] in OPEN,
+        "over": False,
+    }
+
+
+async def _sources(request: Request) -> Context:
+    config: Config = request.app.state.enrichment
+    tenant = caller_of(request).tenant
+
+    async def ask(connection: Connection) -> tuple[Collection[Source], dict[str, Row], dict[str, Row]]:
+        asked = config.asked(await requests.recipient_of(connection, config, tenant))
+        lanes = await fetch_all(connection, dict, SEEN_LANES, (tenant, list(LANES.values())))
+        return asked, {one["name"]: one for one in lanes}, await history.sources(connection)
+
+    asked, lanes, figures = await reads_of(request)(ask)
+    rows = [
+        {
+            "source": source,
+            "required": source in REQUIRED,
+            "asked": source in asked,
+            "lane": lanes.get(LANES[source]),
+            "pace": caps(lanes[LANES[source]]) if LANES[source] in lanes else render.NONE,
+            "url": config.urls[source],
+            "missing": missing(source, config),
+            **figures[source],
+        }
+        for source in Source
+    ]
+    return {"rows": rows, "busy": True, "over": False}
+
+
+def groups(company: Mapping[str, Mapping[str, Any]]) -> Sequence[Group]:
+    """Divide the single values of a card into identity and legal details, in the order of the card."""
+    single = {name: one for name, one in company.items() if name not in LISTS}
+    identity = {name: one for name, one in single.items() if card.FIELDS[name] is card.IDENTITY}
+    legal = {name: one for name, one in single.items() if name not in identity}
+    return [group for group in (Group("Identity", identity), Group("Legal details", legal)) if group.fields]
+
+
+def reasons(error: str | None) -> list[dict[str, str]]:
+    """Divide `SOURCE:HTTP:ERROR_CODE|…` into its entries, each with a sentence."""
+    found = []
+    for entry in (error or "").split("|"):
+        source, _, rest = entry.partition(":")
+        status, _, code = rest.partition(":")
+        if code:
+            found.append({"source": source, "http": status, "code": code, "says": SAYS.get(code, "")})
+    return found
+
+
+SAYS = {
+    **{str(code): text.partition(":")[0] for code, text in MESSAGES.items()},
+    str(ErrorCode.CORE_IDENTITY_MISSING): "no register gave the legal name of the company",
+}
+
+
+def in_words(value: Any) -> Markup | str:
+    """Format the value of a field: an establishment by its address and SIRET, a list by its entries."""
+    match value:
+        case dict():
+            return ", ".join(str(value[name]) for name in ("address", "siret") if value.get(name)) or render.as_line(
+                value
+            )
+        case list():
+            return ", ".join(str(one) for one in value)
+        case float():
+            return f"{value:,.2f}"
+    return render.plain(value)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the values that at least one row has, in their order."""
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
+
+
+def missing(source: Source, config: Config) -> str:
+    """Say what a source that is off lacks."""
+    if source is Source.INPI:
+        return "set INPI_USERNAME and INPI_PASSWORD"
+    if config.token is None:
+        return "set API_ENTREPRISE_TOKEN"
+    return "the tenant has no recipient: ecluse enrichment recipient"

@@ -1,0 +1,40 @@
+"""Objects of one shape on the command line, such as the fields of a company: a table, and lists below it."""
+
+from __future__ import annotations
+
+from ecluse.cli import show
+
+AT = "2026-11-18T03:00:00Z"
+
+
+def test_the_card_of_a_company_is_a_table_with_its_lists_below():
+    company = {
+        "legal_name": {"value": "LA POSTE", "source": "INPI_RNE", "at": AT},
+        "capital_amount": {"value": 12, "source": "INPI_RNE", "at": AT},
+        "directors": {"value": [{"role": "Gérant", "last_name": "GARÇON"}], "source": "INPI_RNE", "at": AT},
+    }
+    assert show.fields({"id": "3", "company": company}, None) == [
+        "id  3",
+        "",
+        "company:",
+        "  field           value     source    at",
+        "  legal name      LA POSTE  INPI_RNE  2026-11-18 03:00:00Z",
+        "  capital amount  12        INPI_RNE  2026-11-18 03:00:00Z",
+        "",
+        "  directors (INPI_RNE, 2026-11-18 03:00:00Z):",
+        "    role    last name",
+        "    Gérant  GARÇON",
+    ]
+
+
+def test_objects_of_different_shapes_stay_fields():
+    assert show.fields({"of": {"a": {"x": 1}, "b": {"y": 2}}}, None) == [
+        "",
+        "of:",
+        "",
+        "  a:",
+        "    x  1",
+        "",
+        "  b:",
+        "    y  2",
+    ]

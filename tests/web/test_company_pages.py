@@ -1,0 +1,138 @@
+"""Pages of company enrichment: requests, the card of a company, the registers; the form that refreshes it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from ecluse.vendors.registers import Source
+from tests.support.api_server import new_key, serving
+from tests.support.pages import Reader, text
+from tests.support.registers import ONLY_SEARCH, OPPOSED, PLACES, SNCF, UNKNOWN
+from tests.support.waits import wait_for
+from tests.web.conftest import AXE, LAPTOP, PHONE, aside
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def operator(pages_dsn, sandbox_server):
+    """A reader of a server that works, with the sandbox as the registers."""
+    url = sandbox_server.url
+    knobs = {
+        "RECHERCHE_ENTREPRISES_BASE_URL": url + PLACES[Source.SEARCH],
+        "INPI_BASE_URL": url + PLACES[Source.INPI],
+        "INPI_USERNAME": "user@example.org",
+        "INPI_PASSWORD": "a-good-password",
+        "ENRICHMENT_SYNC_WAIT_MS": 20_000,
+    }
+    with serving(pages_dsn, roles=frozenset({"api", "worker"}), **knobs) as client:
+        yield Reader(client, new_key(pages_dsn))
+
+
+@pytest.fixture(scope="module")
+def asked(operator):
+    """The ids of requests, by SIREN."""
+    api = operator.client.with_key(operator.key)
+    return {
+        siren: api.post("/v1/requests", {"company_siren": siren}).json["id"]
+        for siren in (SNCF, ONLY_SEARCH, OPPOSED, UNKNOWN)
+    }
+
+
+def test_requests_are_found_by_name_siren_and_status(operator, asked):
+    everything = operator.shown("/ui/requests")
+    assert f"SOCIETE NATIONALE SNCF SUCCESS {SNCF}" in everything
+    assert f"not known yet FAILED {UNKNOWN} API_RECHERCHE_ENTREPRISES:200:NOT_FOUND" in everything
+    for wanted in ("q=nationale", f"q={SNCF[:5]}", f"siren={SNCF}", "status=SUCCESS&q=SNCF"):
+        found = operator.shown(f"/ui/requests?{wanted}")
+        assert SNCF in found
+        assert UNKNOWN not in found
+    assert "No matching requests" in operator.shown("/ui/requests?q=nothing-like-it")
+    body = operator.get("/ui/requests").body.decode()
+    assert '<a href="/ui/requests" aria-current="page">Companies</a>' in body
+    assert operator.get("/ui/requests/999999").status == 404
+
+
+def test_a_card_has_value_source_and_date_of_each_field_and_its_history(operator, asked):
+    shown = operator.shown(f"/ui/requests/{asked[SNCF]}")
+    assert "All registers that were asked have answered." in shown
+    assert re.search(r"Identity .*Legal name SOCIETE NATIONALE SNCF API_RECHERCHE_ENTREPRISES 20\d\d-", shown)
+    assert re.search(r"Legal details .*Capital amount [\d,]+\.00 INPI_RNE 20\d\d-", shown)
+    assert re.search(r"Establishments API_RECHERCHE_ENTREPRISES, 20\d\d-.* Siret Address", shown)
+    assert re.search(r"Directors INPI_RNE, 20\d\d-", shown)
+    assert "SUCCESS REQUEST_CREATED 1" in shown
+    assert "the first one" in shown
+    partial = operator.shown(f"/ui/requests/{asked[ONLY_SEARCH]}")
+    assert "INPI_RNE the register does not have this company NOT_FOUND , HTTP 404" in partial
+    unknown = operator.shown(f"/ui/requests/{asked[UNKNOWN]}")
+    assert "The company could not be identified." in unknown
+    assert "No register has said anything of this company yet." in unknown
+
+
+def test_directors_of_a_company_opposed_to_diffusion_are_masked_on_its_page(operator, asked):
+    shown = operator.shown(f"/ui/requests/{asked[OPPOSED]}")
+    directors = shown.split("Directors")[1].split("Jobs")[0]
+    assert "Masked" in directors
+    assert "Last name" not in directors
+
+
+def test_a_job_of_another_tenant_is_shown_without_its_run(operator, asked, pages_dsn):
+    rival = operator.with_key(new_key(pages_dsn, tenant="rival"))
+    made = operator.client.with_key(rival.key).post("/v1/requests", {"company_siren": SNCF}).json
+    assert made["cached"]
+    shown = rival.shown(f"/ui/requests/{made['id']}")
+    assert "of another tenant SUCCESS" in shown
+    assert rival.get(f"/ui/requests/{asked[SNCF]}").status == 404
+
+
+def test_the_form_asks_the_registers_again(operator, reader, asked, fill):
+    page = f"/ui/requests/{asked[SNCF]}"
+    assert "Refresh" in operator.shown(page)
+    assert "Refresh" not in reader.shown(page), "a viewer may not"
+    before = fill("SELECT count(*) FROM enrichment_jobs WHERE siren = %s", SNCF)
+    form = operator.get(f"/ui/do/refresh_company/{asked[SNCF]}?back={page}")
+    assert f"The registers are asked again for the company of request {asked[SNCF]}." in text(form)
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form.body.decode()))
+    done = operator.post(f"/ui/do/refresh_company/{asked[SNCF]}", urlencode(hidden))
+    assert (done.status, done.headers["Location"]) == (303, page)
+    ended = "SELECT count(*) FROM enrichment_jobs WHERE siren = %s AND ended_at IS NOT NULL"
+    wait_for(lambda: fill(ended, SNCF) == before + 1)
+    shown = operator.shown(page)
+    assert "SUCCESS MANUAL_REFRESH 1" in shown
+    assert " nothing " in shown.split("Snapshots")[1], "the registers say the same"
+
+
+def test_opening_a_request_whose_data_are_too_old_starts_a_job(operator, asked, fill):
+    fill("UPDATE companies SET updated_at = updated_at - interval '31 days' WHERE siren = %s", ONLY_SEARCH)
+    operator.shown(f"/ui/requests/{asked[ONLY_SEARCH]}")
+    job = "SELECT count(*) FROM enrichment_jobs WHERE siren = %s AND trigger = 'REQUEST_OPENED'"
+    assert fill(job, ONLY_SEARCH) == 1
+
+
+def test_sources_show_what_is_configured_their_pace_and_their_errors(operator, asked):
+    shown = operator.shown("/ui/requests/sources")
+    assert re.search(r"API_RECHERCHE_ENTREPRISES required, \S+ configured 7 per second", shown)
+    assert re.search(r"INPI_RNE optional, \S+ configured none", shown)
+    assert "off set API_ENTREPRISE_TOKEN" in shown
+    assert re.search(r"INPI_RNE .* NOT_FOUND [2-9]", shown)
+
+
+def test_the_pages_are_accessible_on_any_screen(operator, visit, asked, pages_dsn):
+    visitor = visit(operator.client, reduced_motion="reduce")
+    page = visitor.log_in(aside(new_key, pages_dsn))
+    found = []
+    cards = [f"/ui/requests/{asked[siren]}" for siren in (SNCF, UNKNOWN)]
+    for path in ["/ui/requests", *cards, "/ui/requests/sources", "/ui/do/create_request"]:
+        visitor.go(path)
+        page.evaluate(AXE.read_text())
+        for screen, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
+            page.set_viewport_size(screen)
+            page.emulate_media(color_scheme=scheme)
+            violations = page.evaluate("axe.run()")["violations"]
+            found += [f"{path} {scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
+            wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide <= room, f"{path} has to be moved sideways on {screen}"
+    assert not found, "\n".join(found)
