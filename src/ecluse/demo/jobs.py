@@ -182,7 +182,7 @@ class _Play:
 
     def _decided(self) -> bool:
         (row,) = self._played.query(DECIDED)
-        return bool(row["due"] >= EXPECTED["due"] and row["armed"] == SCHEDULES)  # type: ignore[operator]
+        return bool(row["due"] >= EXPECTED["due"] and row["armed"] == SCHEDULES)
 
     def _move_clock(self, to: datetime) -> None:
         self._played.query(MOVE_CLOCK, to)

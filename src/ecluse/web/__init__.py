@@ -13,6 +13,8 @@ from ecluse.web import (
     connections,
     entrance,
     forms,
+    job_schedules,
+    jobs,
     lanes,
     pricing,
     reference,
@@ -24,7 +26,10 @@ from ecluse.web import (
 from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
-PARTS = (runs, targets, schedules, lanes, connections, audits, shops, pricing, forms, reference, confirm, entrance)
+PARTS = (
+    *(runs, targets, schedules, lanes, connections, audits, shops, pricing, job_schedules, jobs),
+    *(forms, reference, confirm, entrance),
+)
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
