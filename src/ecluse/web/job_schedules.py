@@ -36,7 +36,6 @@ COLUMNS = (
     Column("words", "Due"),
     Column("jobType", "Type"),
     Column("nextRunAt", "Next"),
-    Column("lastRunAt", "Last job made"),
     Column("lastJobStatus", "Last job"),
     Column("runCount", "Jobs", figure=True),
 )
