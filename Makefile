@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON
 
 demo-pricing: .venv/.ready ## The same for pricing: 500 prices changed and restored in an unreliable shop
 	$(BIN)/ecluse demo pricing $(OF_DEMO)
+
+demo-jobs: .venv/.ready ## The same for jobs: 50 schedules, three agents; one is killed, one cut off, the server restarted
+	$(BIN)/ecluse demo jobs $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
 
 demo-enrichment: .venv/.ready ## The same for companies: eight cases of three simulated registers
 	$(BIN)/ecluse demo enrichment $(OF_DEMO)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,52 +151,6 @@ def report(client: Client, claimed: Any, status: str = "succeeded", **more: Any)
 
 def attempts(job: Any) -> list[tuple[int, str, str | None]]:
     return [(one["attempt"], one["status"], one["errorCode"]) for one in job["runs"]]
-
-
-class Proxy:
-    """Forwards connections to a port until it is cut off; then it accepts none and closes the open ones."""
-
-    def __init__(self, port: int) -> None:
-        self._to, self._open = port, True
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self._open = False
-        for pair in self._pairs:
-            for one in pair:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-
-    def mend(self) -> None:
-        self._open = True
-
-    def close(self) -> None:
-        self.cut()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                if not self._open:
-                    near.close()
-                    continue
-                far = socket.create_connection(("127.0.0.1", self._to))
-                self._pairs.append((near, far))
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=_forward, args=(source, target), daemon=True).start()
-
-
-def _forward(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65_536):
-            target.sendall(data)
-    for one in (source, target):
-        with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

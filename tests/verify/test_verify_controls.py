@@ -12,6 +12,7 @@ from tests.verify import (
     ending_faults,
     enrichment_faults,
     faults,
+    job_faults,
     outbox_faults,
     pricing_faults,
     retention_faults,
@@ -32,11 +33,12 @@ ROOMS = (
     retention_faults,
     spend_faults,
     pricing_faults,
+    job_faults,
 )
 FAULTS = [*outbox_faults.OUTBOX_FAULTS, *(fault for room in ROOMS for fault in room.FAULTS)]
 HARMLESS = faults.HARMLESS | outbox_faults.OUTBOX_HARMLESS | schedule_faults.HARMLESS | automation_faults.HARMLESS
 HARMLESS |= retention_faults.HARMLESS | ending_faults.HARMLESS | spend_faults.HARMLESS | pricing_faults.HARMLESS
-INVARIANTS = {f"I-{n:02d}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 19, 22, 23)}
+INVARIANTS = {f"I-{n:02d}" for n in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 19, 22, 23, 24)}
 
 
 def test_a_world_in_order_is_clean_and_every_check_had_something_to_look_at(world: World) -> None:

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from starlette.types import Scope
 
 from ecluse.access.edge import Edge
+from ecluse.api.job_gauges import GAUGES
 from ecluse.base.version import commit, release
 from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_rows
@@ -27,6 +28,7 @@ from ecluse.engine.kit import Kit
 from ecluse.engine.model import counters
 from ecluse.flow import Gauge
 from ecluse.flows.enrichment import metrics as enrichment
+from ecluse.flows.jobs import states as jobs
 from ecluse.flows.pricing import metrics as pricing
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Hub
@@ -60,6 +62,9 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counters.vendor_errors),
     "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
     "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
+    "schedule_fires": (["flow", "result"], "Decisions of this process on the latest due time.", counters.fires),
+    "schedule_fire_lag_seconds": (["flow"], "From due time to fire, summed.", counters.fire_lag_seconds),
+    "job_leases_lost": (["tenant"], "Attempts at jobs whose lease ran out.", jobs.leases_lost),
     "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
     "enrichment_requests": (
         ["trigger", "result"],
@@ -77,7 +82,7 @@ class Metrics:
 
     def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
         self._edge = edge
-        self._gauges = [*(Gauge(*one) for one in enrichment.GAUGES), *gauges]
+        self._gauges = [*GAUGES, *(Gauge(*one) for one in enrichment.GAUGES), *gauges]
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
         self._of_pricing: list[pricing.Figures] = []
         self.kit: Kit | None = None

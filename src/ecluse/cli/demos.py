@@ -11,6 +11,7 @@ from ecluse.cli import show
 from ecluse.cli.failure import INTERRUPTED
 from ecluse.demo import automation as automation_demo
 from ecluse.demo import enrichment as enrichment_demo
+from ecluse.demo import jobs as jobs_demo
 from ecluse.demo import pricing as pricing_demo
 from ecluse.demo import transcription as transcription_demo
 
@@ -28,6 +29,10 @@ def pricing(*, keep: bool, as_json: bool, given_database: bool) -> int:
 def enrichment(*, keep: bool, as_json: bool, given_database: bool) -> int:
     given = _given(given_database)
     return _play(lambda: enrichment_demo.run(keep=keep, as_json=as_json, given=given))
+
+
+def jobs(*, keep: bool, as_json: bool) -> int:
+    return _play(lambda: jobs_demo.run(keep=keep, as_json=as_json))
 
 
 def transcription(*, as_json: bool) -> int:

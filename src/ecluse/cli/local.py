@@ -105,6 +105,10 @@ def _demo_arguments(parser: Parser) -> None:
 def _kept_arguments(parser: Parser) -> None:
     database = "use the database of DATABASE_URL, which must hold no runs"
     parser.add_argument("--given-database", action="store_true", help=database)
+    _keep_argument(parser)
+
+
+def _keep_argument(parser: Parser) -> None:
     parser.add_argument("--keep", action="store_true", help="leave server and sandbox running at the end")
     _json_argument(parser)
 
@@ -127,6 +131,12 @@ def demo_enrichment(_: Given, given: Namespace) -> int:
     from ecluse.cli import demos
 
     return demos.enrichment(keep=given.keep, as_json=given.json, given_database=given.given_database)
+
+
+def demo_jobs(_: Given, given: Namespace) -> int:
+    from ecluse.cli import demos
+
+    return demos.jobs(keep=given.keep, as_json=given.json)
 
 
 def demo_transcription(_: Given, given: Namespace) -> int:
@@ -267,6 +277,13 @@ COMMANDS = [
         "with the shop's ledger.",
         demo_pricing,
         _kept_arguments,
+    ),
+    Local(
+        "demo jobs",
+        "Make jobs of 50 schedules for three agents, kill one and the server, cut one off, and account for each due "
+        "time.",
+        demo_jobs,
+        _keep_argument,
     ),
     Local(
         "demo transcription",

@@ -2,8 +2,8 @@
 the invariants. Read-only, safe beside running servers.
 
 It shares no code with the program it checks, so that a mistake there cannot hide itself here; `database`, `attempts`,
-`stuck`, `outbox`, `leases`, `schedules`, `ledger`, `rates`, `spend`, `automation`, `transcriptions`, `pricing` and
-`enrichment` hold the invariants, by their numbers (I-01 …).
+`stuck`, `outbox`, `leases`, `schedules`, `ledger`, `rates`, `spend`, `automation`, `transcriptions`, `pricing`, `jobs`
+and `enrichment` hold the invariants, by their numbers (I-01 …).
 """
 
 from ecluse.verify.report import Report, Violation

@@ -15,6 +15,7 @@ from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
 from ecluse.verify import database, leases, ledger, outbox, rates, stuck
+from ecluse.verify.jobs import I_24_JOBS
 from ecluse.verify.pricing import I_23_RULE_RUNS
 from ecluse.verify.report import Report
 from ecluse.verify.retention import runs_before
@@ -73,6 +74,7 @@ def _look(
     database.run(connection, I_08_DUE_TIMES, report)
     database.run(connection, I_22_MONEY, report)
     database.run(connection, I_23_RULE_RUNS, report)
+    database.run(connection, I_24_JOBS, report)
     stuck.check(connection, report)
     database.run(connection, outbox.I_09_OUTBOX, report)
     database.run(connection, leases.I_10_LEASES, report)

@@ -14,6 +14,8 @@ from ecluse.web import (
     connections,
     entrance,
     forms,
+    job_schedules,
+    jobs,
     lanes,
     pricing,
     reference,
@@ -26,19 +28,8 @@ from ecluse.web.live import Pace
 
 # In this order: the last one has a route that matches every remaining path.
 PARTS = (
-    runs,
-    targets,
-    schedules,
-    lanes,
-    connections,
-    audits,
-    shops,
-    pricing,
-    companies,
-    forms,
-    reference,
-    confirm,
-    entrance,
+    *(runs, targets, schedules, lanes, connections, audits, shops, pricing, job_schedules, jobs, companies),
+    *(forms, reference, confirm, entrance),
 )
 
 

@@ -11,23 +11,13 @@ from urllib.parse import parse_qsl, quote, urlencode
 from fastapi import Request, Response
 
 from ecluse.access.surface import Declared
+from ecluse.web.action import Action
+from ecluse.web.job_actions import JOB_ACTIONS
 
 DONE = "ecluse_done"  # cookie: what was done; the page that shows it deletes it
 DONE_SECONDS = 60
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 LONGEST = 200  # characters of a value in a message
-
-
-class Action(NamedTuple):
-    label: str
-    says: str  # what will change
-    done: str
-    what: str = ""  # the kind of record that it is done with, which has a name
-    home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
-    leaves: bool = False  # the page it was asked for on is gone once it is done
-    grave: bool = False  # cannot be taken back, or stops work
-    shows: str = ""  # the page to go to instead: that of what was made
-    previews: bool = True  # its form shows the preview of the command; not if the sentence says it all
 
 
 class Button(NamedTuple):
@@ -267,6 +257,7 @@ ACTIONS = {
         "request",
         REQUESTS,
     ),
+    **JOB_ACTIONS,
 }
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ecluse.demo.fleet import Proxy
 from tests.support.api_server import new_key, serving
-from tests.support.job_world import JobWorld, Proxy, attempts
+from tests.support.job_world import JobWorld, attempts
 from tests.support.waits import wait_for
 from tools import agent_zip
 

@@ -14,6 +14,7 @@ import pytest
 
 from ecluse.base.crash import POINTS_OF_A_TICK
 from ecluse.base.errors import Conflict
+from ecluse.engine.model import counters
 from ecluse.engine.schedule.ticks import tick
 from ecluse.flows.jobs import fire, schedules
 from ecluse.flows.jobs.flow import FLOW
@@ -60,6 +61,14 @@ async def test_a_fire_is_a_job_its_first_run_telemetry_and_re_arm(world, one):
     assert hour(8) <= at < hour(8.1)
     assert one("SELECT next_run_at, last_job_status FROM job_schedule_list") == (hour(9), "pending")
     assert one("SELECT count(*) FROM runs") == 0
+
+
+async def test_fires_and_their_lag_are_counted(world):
+    await world.do(add_schedule)
+    fired, lag = counters.fires["jobs", "fired"], counters.fire_lag_seconds[("jobs",)]
+    await world.tick(hour(8) + timedelta(seconds=5))
+    assert counters.fires["jobs", "fired"] == fired + 1
+    assert 5 <= counters.fire_lag_seconds[("jobs",)] - lag < 60
 
 
 async def test_the_event_of_a_job_names_its_queue_and_not_its_payload(world, one):

@@ -19,6 +19,7 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import is_unavailable
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_value
+from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.start import KeyTaken, Start, start_runs
 from ecluse.engine.schedule.fires import fire_without_runs, pass_on_unfired
@@ -114,6 +115,7 @@ class TickResult(NamedTuple):
     run_id: int | None
     reason: str | None
     reference: str | None = None
+    due_at: datetime | None = None  # None: not decided yet
 
 
 class Scheduler:
@@ -159,10 +161,19 @@ async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> li
                 lines = await _handle(connection, flows, due, now, rules)
                 crashpoint("in tick")
             crashpoint("after tick")
+            _count({one.id: one.flow for one in due}, lines, now)
             done += lines
             if not locked:  # the rest is being changed by others
                 break
     return done
+
+
+def _count(flows: Mapping[int, str], results: Sequence[TickResult], now: datetime) -> None:
+    for one in results:
+        flow = flows[one.schedule_id]
+        counters.fires[flow, one.status] += 1
+        if one.status == "fired" and one.due_at is not None:
+            counters.fire_lag_seconds[(flow,)] += (now - one.due_at).total_seconds()
 
 
 async def _handle(
@@ -231,7 +242,7 @@ async def _store(
         schedules.append({"id": one.id, **put, **fired, "uncounted": decision.uncounted})
         if decision.slots:
             latest = decision.slots[-1]
-            lines.append(TickResult(one.id, latest.state, run_id, latest.reason, latest.reference))
+            lines.append(TickResult(one.id, latest.state, run_id, latest.reason, latest.reference, latest.due_at))
     await connection.execute(PUT_SLOTS, (as_json(slots),))
     await connection.execute(PUT_SCHEDULES, {"rows": as_json(schedules), "rules": ZONE_RULES})
     await pass_on_unfired(connection, flows, decided)

@@ -11,6 +11,7 @@ from ecluse.access.surface import Act, Command, F, Look, Surface
 from ecluse.access.wire import Deleted, Shape, camel
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
+from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.flows.jobs import job_shapes as shapes
 from ecluse.flows.jobs import places, states
@@ -24,19 +25,24 @@ CREATE_SERVER = ("jobs servers create", "name", "hostId")
 SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
 
 
+JOBS = Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters)
+OF_SERVERS = Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",))
+OF_AGENTS = Listing("agents", shapes.AgentRow, "job_agent_list", READ)
+
+
 async def _known(look: Look, job_id: str) -> None:
-    await _job(look, job_id)
+    await find_job(look.connection, look.tenant, job_id)
 
 
 surface.listing(
     "/api/jobs",
-    Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters),
+    JOBS,
     list_jobs="List jobs of the organisation, the newest first.",
     command=Command("jobs list", columns=("id", "status", "type", "attempts", "errorCode", "scheduleId", "createdAt")),
 )
 surface.listing(
     SERVERS,
-    Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",)),
+    OF_SERVERS,
     list_job_servers="List the server instances of the organisation.",
     command=Command("jobs servers list", columns=("id", "name", "host", "hostId")),
 )
@@ -48,7 +54,7 @@ surface.listing(
 )
 surface.listing(
     "/api/jobs/agents",
-    Listing("agents", shapes.AgentRow, "job_agent_list", READ),
+    OF_AGENTS,
     list_job_agents="List the agents of the organisation, the newest first; revoked ones, too.",
     command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "version")),
 )
@@ -84,17 +90,14 @@ def _changes(
 @surface.read(ONE, needs=READ, answer=shapes.JobDetail, command=Command("jobs show"))
 async def show_job(look: Look, job_id: str) -> Row:
     """Show a job with its attempts; the secrets in its payload are hidden."""
-    job = await _job(look, job_id)
-    runs = await fetch_all(look.connection, dict, RUNS, (look.tenant, job_id))
-    shown = [_shaped(shapes.JobRunRow, run) for run in runs]
-    return _shaped(shapes.JobDetail, job | {"runs": shown})
+    return await read_job(look.connection, look.tenant, job_id)
 
 
 @_changes("POST", f"{ONE}/cancel", "job.cancel", shapes.JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
 async def cancel_job(act: Act, job_id: str) -> Row:
     """Cancel a job: one that waits has failed with `CANCELLED` at once; one that is running is stopped by its agent,
     which learns of it when it renews its lease."""
-    await _job(act, job_id)
+    await find_job(act.connection, act.tenant, job_id)
     await states.cancel(act.connection, job_id, act.caller.name)
     return await show_job(act, job_id)
 
@@ -102,7 +105,7 @@ async def cancel_job(act: Act, job_id: str) -> Row:
 @_changes("POST", f"{ONE}/retry", "job.retry", shapes.JobDetail, "jobs retry", status=201, refuses=("CONFLICT",))
 async def retry_job(act: Act, job_id: str) -> Row:
     """Make a new job like this one, which has failed; the failed one stays as it is."""
-    await _job(act, job_id)
+    await find_job(act.connection, act.tenant, job_id)
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
 
@@ -159,8 +162,15 @@ async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     return await _place(act, "agent", agent_id)
 
 
-async def _job(look: Look, job_id: str) -> Row:
-    job = await fetch_one(look.connection, dict, JOB, (look.tenant, job_id))
+async def read_job(connection: Connection, tenant: str, job_id: str) -> Row:
+    """Return a job with its attempts, as it is answered; raise NotFound."""
+    job = await find_job(connection, tenant, job_id)
+    runs = await fetch_all(connection, dict, RUNS, (tenant, job_id))
+    return _shaped(shapes.JobDetail, job | {"runs": [_shaped(shapes.JobRunRow, run) for run in runs]})
+
+
+async def find_job(connection: Connection, tenant: str, job_id: str) -> Row:
+    job = await fetch_one(connection, dict, JOB, (tenant, job_id))
     if job is None:
         raise NotFound(f"There is no job {storable(job_id, 50)}. `ecluse jobs list` shows them.")
     return job

@@ -4,6 +4,7 @@ job, schedule. `fire.py` inserts jobs and their first attempts."""
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from ecluse.flows.jobs import attempts
 from ecluse.flows.jobs.attempts import Ended, Kept, Open, Verdict, event, judged, kept_as
 
 BATCH = 200
+leases_lost: Counter[tuple[str]] = Counter()  # by tenant, ended by this process
 
 # One statement, so that an idle poll costs one: it notes that the agent is there, and claims what its host has. No
 # joins, of which the planner would expect many rows, and read whole tables.
@@ -162,7 +164,9 @@ async def end_lost(connection: Connection) -> int:
     """End attempts whose lease is over; return how many."""
     async with connection.transaction():
         found = await fetch_all(connection, Open, LEASES_OVER)
-        return await _end(connection, [(one, attempts.LOST) for one in found])
+        ended = await _end(connection, [(one, attempts.LOST) for one in found])
+    leases_lost.update((one.tenant_id,) for one in found)
+    return ended
 
 
 async def end_unclaimed(connection: Connection, longest: timedelta) -> int:

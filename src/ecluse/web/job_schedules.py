@@ -1,0 +1,155 @@
+"""Pages of job schedules (the list, and one with its due times and jobs), and of servers and their agents."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from ecluse.access.door import caller_of, needs
+from ecluse.access.listing import read_page
+from ecluse.access.wire import Offset, camel, kit_of, reads_of
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row
+from ecluse.flows.jobs.job_surface import OF_AGENTS, OF_SERVERS, READ
+from ecluse.flows.jobs.schedule_surface import SCHEDULES, SLOTS
+from ecluse.flows.jobs.schedules import show
+from ecluse.web import jobs, live, render
+from ecluse.web.actions import Button, buttons
+from ecluse.web.door import Page
+from ecluse.web.live import Context
+from ecluse.web.schedules import Ahead, ahead
+from ecluse.web.shops import Column
+
+HOME, SERVERS = "/ui/jobs/schedules", "/ui/jobs/servers"
+ROWS, FIRES, SLOTS_SHOWN, JOBS_SHOWN, MOST = 25, 10, 10, 10, 200  # on a page; MOST: servers, and agents
+
+routes = APIRouter(route_class=Page, include_in_schema=False)
+ONE = live.Page("job_schedule_live.html")
+STATES = {"success": "succeeded", "failed": "failed", "skipped": "skipped", "scheduler_failed": "failed"}  # colours
+OF_SLOTS = {"fired": "succeeded", "skipped": "skipped", "missed": "partial", "failed": "failed"}
+COLUMNS = (
+    Column("name", "Schedule"),
+    Column("status", "Last due time"),
+    Column("words", "Due"),
+    Column("jobType", "Type"),
+    Column("nextRunAt", "Next"),
+    Column("lastJobStatus", "Last job"),
+    Column("runCount", "Jobs", figure=True),
+)
+OF_SERVER = (Column("name", "Server"), Column("host", "Host"), Column("id", "Id"), Column("createdAt", "Created"))
+OF_AGENT = (
+    Column("host", "Agent of host"),
+    Column("status", "State"),
+    Column("onlineSince", "Online since"),
+    Column("lastSeenAt", "Last seen"),
+    Column("running", "Running", figure=True),
+    Column("version", "Version"),
+    Column("hostname", "Machine"),
+    Column("platform", "Platform"),
+)
+
+
+class Wanted(BaseModel):
+    offset: Offset = 0
+
+
+WantedSchedules = Annotated[Wanted, Query()]
+
+
+@routes.get(HOME, openapi_extra=needs(READ))
+async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
+    caller, now = caller_of(request), kit_of(request).clock.now()
+    rows: list[Row] = (
+        await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=ROWS + 1, offset=wanted.offset))
+    )["schedules"]
+    for row in rows:
+        row["href"], row["words"] = f"{HOME}/{row['id']}", _ahead(row, now, 0).words
+        row["status"] = "paused" if not row["enabled"] else row["lastRunStatus"] or "not yet due"
+        row["state"] = STATES.get(row["status"], "skipped")
+        row["buttons"] = _buttons(request, row, HOME)
+    more = len(rows) > ROWS
+    return render.page(
+        request, "job_schedules.html", rows=rows[:ROWS], columns=COLUMNS, wanted=wanted, more=more, size=ROWS
+    )
+
+
+@routes.get(f"{HOME}/{{job_schedule_id}}", openapi_extra=needs(READ))
+async def show_one(request: Request, job_schedule_id: str) -> Response:
+    shown = await _schedule(request, job_schedule_id)
+    return render.page(request, "job_schedule.html", regions=ONE.regions(request, **shown), **shown)
+
+
+@routes.get(f"{HOME}/{{job_schedule_id}}/live", openapi_extra=needs(READ))
+async def follow_one(request: Request, job_schedule_id: str) -> Response:
+    await _schedule(request, job_schedule_id)  # raises NotFound
+    return live.stream(
+        request,
+        READ,
+        ONE,
+        lambda: _schedule(request, job_schedule_id),
+        lambda message: live.said(message, "scheduleId") == job_schedule_id,
+    )
+
+
+@routes.get(SERVERS, openapi_extra=needs(READ))
+async def show_servers(request: Request) -> Response:
+    caller = caller_of(request)
+
+    async def ask(connection: Connection) -> tuple[list[Row], list[Row]]:
+        servers = await read_page(connection, caller, OF_SERVERS, {}, limit=MOST)
+        agents = await read_page(connection, caller, OF_AGENTS, {}, limit=MOST)
+        return servers["servers"], agents["agents"]
+
+    servers, agents = await reads_of(request)(ask)
+    for one in agents:
+        one["status"] = "revoked" if one["revokedAt"] else "online" if one["online"] else "offline"
+        one["state"] = {"online": "succeeded", "offline": "failed", "revoked": "skipped"}[one["status"]]
+        one["onlineSince"] = one["onlineSince"] if one["online"] else None
+        wanted = [("revoke_job_agent", {"agent_id": one["id"]})] if one["revokedAt"] is None else []
+        one["buttons"] = buttons(request, *wanted, back=SERVERS)
+    return render.page(
+        request, "job_servers.html", servers=servers, agents=agents, of_server=OF_SERVER, of_agent=OF_AGENT
+    )
+
+
+async def _schedule(request: Request, job_schedule_id: str) -> Context:
+    caller, now = caller_of(request), kit_of(request).clock.now()
+
+    async def ask(connection: Connection) -> Context:
+        row = camel(await show(connection, caller.tenant, job_schedule_id))
+        slots = await read_page(connection, caller, SLOTS, {"job_schedule_id": job_schedule_id}, limit=SLOTS_SHOWN)
+        wanted = jobs.Wanted(schedule=job_schedule_id)
+        servers = await read_page(connection, caller, OF_SERVERS, {}, limit=MOST)
+        return {
+            "schedule": row,
+            "server": next((one for one in servers["servers"] if one["id"] == row["serverInstanceId"]), None),
+            "slots": slots["slots"],
+            "jobs": await jobs.listed(connection, request, wanted, JOBS_SHOWN),
+        }
+
+    shown = await reads_of(request)(ask)
+    row = shown["schedule"]
+    return {
+        **shown,
+        "ahead": _ahead(row, now, FIRES),
+        "columns": jobs.COLUMNS,
+        "states": STATES,
+        "of_slots": OF_SLOTS,
+        "buttons": _buttons(request, row, f"{HOME}/{row['id']}"),
+        "busy": any(one["endedAt"] is None for one in shown["jobs"]),
+        "over": False,
+    }
+
+
+def _ahead(row: Row, now: datetime, count: int) -> Ahead:
+    window = {"window_start": row["executionWindowStart"], "window_end": row["executionWindowEnd"]}
+    return ahead({**row, **window, "cron": row["cronExpression"]}, now, count)
+
+
+def _buttons(request: Request, row: Row, back: str) -> list[Button]:
+    one = {"job_schedule_id": row["id"]}
+    switch = "pause_job_schedule" if row["enabled"] else "resume_job_schedule"
+    return buttons(request, ("run_job_schedule", one), (switch, one), back=back)

@@ -1,0 +1,131 @@
+"""Pages of jobs: schedules, jobs and one of each, servers and agents; the forms that act on them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support.api_server import new_key
+from tests.support.job_world import JobWorld, claim, report
+from tests.web.conftest import AXE, LAPTOP, PHONE, aside
+
+pytestmark = pytest.mark.long
+EVIL = '<script>alert("x")</script>'
+
+
+@pytest.fixture
+def operator(reader, pages_dsn):
+    return reader.with_key(aside(new_key, pages_dsn))
+
+
+@pytest.fixture
+def world(reader, operator, tmp_path):
+    return JobWorld(reader.client.with_key(operator.key), tmp_path)
+
+
+def failed_job(world):
+    """A schedule, and a job of it whose second attempt has failed; and their agent."""
+    host = world.host()
+    agent, retry = world.credential(host), {"maxRetries": 1, "backoffMs": 0}
+    schedule = world.schedule(host, payload={"note": EVIL}, name=f"Nightly {EVIL}", retryPolicy=retry)
+    job = world.run(schedule)
+    for _ in range(2):
+        (claimed,) = claim(agent, wait=5).json["jobs"]
+        log = {"fence": claimed["fence"], "offset": 0, "text": f"line of {claimed['attempt']} {EVIL}\n"}
+        assert agent.post(f"/api/agent/job-runs/{claimed['jobRunId']}/logs", log).status == 200
+        assert report(agent, claimed, "failed", errorCode="EXIT_CODE", error=EVIL, exitCode=7).status == 200
+    return schedule, job, agent
+
+
+def act(operator, name, place, back):
+    """Press a button of the page: open its form and submit it; return where it leads."""
+    link = re.findall(rf'href="(/ui/do/{name}/{place}[^"]*)"', operator.get(back).body.decode())[0]
+    form = operator.get(link.replace("&amp;", "&"))
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form.body.decode()))
+    done = operator.post(f"/ui/do/{name}/{place}", urlencode(hidden))
+    assert done.status == 303, done.body
+    return done.headers["Location"]
+
+
+def test_a_job_shows_its_attempts_and_logs_and_is_retried_and_cancelled(operator, reader, world):
+    schedule, job, _ = failed_job(world)
+    listed = operator.shown(f"/ui/jobs?schedule={schedule}&status=failed")
+    assert f"Nightly {EVIL} failed noop 2 of 2 EXIT_CODE" in listed
+    assert "No matching jobs" in operator.shown(f"/ui/jobs?schedule={schedule}&status=running")
+    page = f"/ui/jobs/{job}"
+    shown = operator.shown(page)
+    assert f"EXIT_CODE {EVIL} exit code 7" in shown
+    assert f"Attempt 2 line of 2 {EVIL} Attempt 1 line of 1 {EVIL}" in shown
+    assert EVIL not in operator.get(page).body.decode()
+    assert "Retry" not in reader.shown(page)
+    again = act(operator, "retry_job", job, page)
+    assert again != page
+    assert "pending" in operator.shown(again)
+    assert act(operator, "cancel_job", again.rpartition("/")[2], again) == again
+    assert "CANCELLED The job was cancelled before an agent claimed it." in operator.shown(again)
+    assert operator.get("/ui/jobs/none").status == 404
+
+
+def test_a_schedule_shows_due_times_and_jobs_and_is_run_and_paused(operator, world, fill):
+    schedule, job, _ = failed_job(world)
+    page = f"/ui/jobs/schedules/{schedule}"
+    fill("INSERT INTO schedule_slots (schedule_id, tenant_id, due_at, state, reason, decided_at) SELECT schedule_id,"
+         " tenant_id, '2026-03-02 10:00Z', 'missed', 'no scheduler', now() FROM job_schedules WHERE id = %s",
+         schedule)  # fmt: skip
+    shown = operator.shown(page)
+    assert "Due times that failed 0" in shown
+    assert "Fri 2027-01-01 00:00 +0000" in shown or "-01-01 00:00 +0000" in shown
+    assert "2026-03-02 10:00:00 missed no scheduler" in shown
+    assert f'href="/ui/jobs/{job}"' in operator.get(page).body.decode()
+    made = act(operator, "run_job_schedule", schedule, page)
+    assert "pending" in operator.shown(made)
+    assert act(operator, "pause_job_schedule", schedule, page) == page
+    assert "The schedule is paused." in operator.shown(page)
+    assert act(operator, "resume_job_schedule", schedule, page) == page
+    assert f"Nightly {EVIL}" in operator.shown("/ui/jobs/schedules")
+
+
+def test_agents_are_listed_with_what_they_do_and_are_revoked(operator, world, fill):
+    _, _, agent = failed_job(world)
+    body = operator.get("/ui/jobs/servers").body.decode()
+    assert '<a href="/ui/jobs" aria-current="page">Jobs</a>' in body
+    assert "online" in operator.shown("/ui/jobs/servers")
+    named = fill("SELECT id FROM job_agents ORDER BY id DESC LIMIT 1")
+    assert act(operator, "revoke_job_agent", named, "/ui/jobs/servers") == "/ui/jobs/servers"
+    assert "revoked" in operator.shown("/ui/jobs/servers")
+    assert claim(agent).status == 401
+
+
+def test_a_page_of_a_job_follows_it(operator, world, follow, paced):
+    host = world.host()
+    agent, job = world.credential(host), world.job(host)
+    paced(operator.client, least=0.05, tick=0.2)
+    page = follow(operator, f"/ui/jobs/{job}/live")
+    assert "pending" in page.next()[1]
+    (claimed,) = claim(agent, wait=5).json["jobs"]
+    while "running" not in page.next()[1]:
+        pass
+    assert report(agent, claimed).status == 200
+    while "succeeded" not in page.next()[1]:
+        pass
+
+
+def test_the_pages_are_accessible_on_any_screen(reader, visit, operator, world):
+    schedule, job, _ = aside(failed_job, world)
+    visitor = visit(reader.client, reduced_motion="reduce")
+    page = visitor.log_in(operator.key)
+    found = []
+    paths = ["/ui/jobs", f"/ui/jobs/{job}", "/ui/jobs/schedules", f"/ui/jobs/schedules/{schedule}", "/ui/jobs/servers"]
+    for path in [*paths, f"/ui/do/retry_job/{job}"]:
+        visitor.go(path)
+        page.evaluate(AXE.read_text())
+        for screen, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
+            page.set_viewport_size(screen)
+            page.emulate_media(color_scheme=scheme)
+            violations = page.evaluate("axe.run()")["violations"]
+            found += [f"{path} {scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
+            wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide <= room, f"{path} has to be moved sideways on {screen}"
+    assert not found, "\n".join(found)
