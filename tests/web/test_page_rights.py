@@ -15,6 +15,7 @@ from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.web.door import COOKIE, HEADERS, Page
 from tests.support.api_server import FLOW, SEALING, new_key
+from tests.support.job_world import JobWorld
 from tests.support.pages import LivePage, Reader, text
 from tests.support.waits import wait_for
 
@@ -75,11 +76,14 @@ def expected(who, path):
 
 @pytest.mark.req("G-33", "ENG-106")
 def test_every_page_and_every_stream_answers_every_caller_as_its_permission_says(
-    reader, callers, fill, ended_run, audited
+    reader, callers, fill, ended_run, audited, tmp_path
 ):
     run_id = ended_run(("t", "successful", None, None))
     ids = {"run_id": str(run_id), "schedule_id": str(fill(SCHEDULE)), "target": "t", "audit_id": str(audited("rights"))}
     ids |= {"rule_run_id": str(fill(RULE_RUN))}
+    jobs = JobWorld(reader.client.with_key(callers["operator"]), tmp_path)
+    ids["job_schedule_id"] = jobs.schedule(jobs.host())
+    ids["job_id"] = jobs.run(ids["job_schedule_id"])
     guarded = [
         route
         for route in page_routes(reader.client.app)
