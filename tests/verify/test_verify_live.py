@@ -54,7 +54,7 @@ def test_what_is_written_between_the_snapshot_and_the_ledger_is_not_judged(world
     with busy(world, world.sandbox) as url:
         report = audit(world.dsn, url)
     assert report.violations == [], report.text()
-    assert report.checked["ledger_effects"] == 9
+    assert report.checked["ledger_effects"] == 12
     # Once more, they are old enough: a keyless write, and one call more than intended.
     found = audit(world.dsn, world.sandbox.url).violations
     assert [violation.invariant for violation in found] == ["I-06", "I-06"]
