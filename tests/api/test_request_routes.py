@@ -309,15 +309,16 @@ def test_metrics_count_calls_errors_results_and_cache_hits(api: Client, siren: s
     after = scrape(api)
 
     def grown(name: str, *labels: str) -> float:
+        """How much a counter has grown; its labels in the order of their names."""
         return after[name][labels] - before.get(name, {}).get(labels, 0.0)
 
     assert grown("ecluse_calls_total", "enrichment", "api_recherche_entreprises") == 1
     assert grown("ecluse_calls_total", "enrichment", "inpi_rne") == 3
     assert grown("ecluse_call_seconds_total", "enrichment", "inpi_rne") > 0
-    assert grown("ecluse_vendor_errors_total", "enrichment", "inpi_rne", "SERVER_ERROR") == 3
+    assert grown("ecluse_vendor_errors_total", "SERVER_ERROR", "enrichment", "inpi_rne") == 3
     assert grown("ecluse_enrichment_jobs_ended_total", "PARTIAL") == 1
-    assert grown("ecluse_enrichment_requests_total", "REQUEST_CREATED", "started") == 1
-    assert grown("ecluse_enrichment_requests_total", "REQUEST_CREATED", "cached") == 1
+    assert grown("ecluse_enrichment_requests_total", "started", "REQUEST_CREATED") == 1
+    assert grown("ecluse_enrichment_requests_total", "cached", "REQUEST_CREATED") == 1
     assert after["ecluse_enrichment_companies"]["PARTIAL",] >= 1
     assert after["ecluse_enrichment_jobs_open"].keys() == {("PENDING",), ("RUNNING",)}
     assert after["ecluse_enrichment_oldest_pending_seconds"][()] >= 0

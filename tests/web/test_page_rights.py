@@ -36,6 +36,15 @@ WITH project AS (
 INSERT INTO rule_runs (tenant_id, project_id, rule, currency, status, actor, correlation_id, source, created_at)
 SELECT 'default', id, '{}', 'EUR', 'PREVIEW', 'a test', '', 'a test', ecluse_now() FROM project RETURNING id
 """
+REQUEST = """
+WITH company AS (
+    INSERT INTO companies (siren, enrichment_status, core_identity_present, sources_success_count, legal_name,
+                           created_at, updated_at, status_at, job_ended_at)
+    VALUES ('552049447', 'SUCCESS', true, 3, 'rights', ecluse_now(), ecluse_now(), ecluse_now(), ecluse_now())
+    ON CONFLICT DO NOTHING)
+INSERT INTO requests (tenant_id, company_siren, correlation_id, created_by, created_at, updated_at)
+VALUES ('default', '552049447', '', 'a test', ecluse_now(), ecluse_now()) RETURNING id
+"""
 
 
 # Forms need the permission of their operation, which `test_forms.py` looks at.
@@ -80,7 +89,7 @@ def test_every_page_and_every_stream_answers_every_caller_as_its_permission_says
 ):
     run_id = ended_run(("t", "successful", None, None))
     ids = {"run_id": str(run_id), "schedule_id": str(fill(SCHEDULE)), "target": "t", "audit_id": str(audited("rights"))}
-    ids |= {"rule_run_id": str(fill(RULE_RUN))}
+    ids |= {"rule_run_id": str(fill(RULE_RUN)), "request_id": str(fill(REQUEST))}
     jobs = JobWorld(reader.client.with_key(callers["operator"]), tmp_path)
     ids["job_schedule_id"] = jobs.schedule(jobs.host())
     ids["job_id"] = jobs.run(ids["job_schedule_id"])
