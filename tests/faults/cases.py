@@ -54,7 +54,7 @@ def all_killed_at_once(world: World) -> None:
     world.sandbox.set_faults([LYING, slow(0.1)])
     replicas = world.start_replicas(3, FEW_HANDS)
     world.start_run()
-    for effects in (5, world.subject.targets + 5):
+    for effects in (5, world.subject.targets // 2):
         world.wait_for_effects(effects)
         for replica in replicas:
             replica.child.signal(signal.SIGKILL)
