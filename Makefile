@@ -41,7 +41,7 @@ once_more = || { [ $$? = 1 ] && echo "FAILED BESIDE OTHERS; once more, alone:" &
 side_by_side = -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
 test: check browser pooler proxy ## All checks and all tests but the slow ones; DATABASE_URL=… runs them on that server
-	$(BIN)/pytest $(side_by_side) --maxfail 10 $(once_more)
+	$(BIN)/pytest $(side_by_side) --maxfail 30 $(once_more)
 	$(BIN)/pytest -m "alone and not slow" $$(grep -rl mark.alone tests) $(once_more)
 
 quick: check ## The inner loop: all checks, unit, engine and repository tests
