@@ -7,6 +7,7 @@ that idles inside a transaction, so that locks do not outlive a process that han
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import select
 import time
@@ -20,7 +21,9 @@ from weakref import WeakKeyDictionary
 import psycopg
 import structlog
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool
+from pydantic_core import from_json
 
 from ecluse.base.errors import SetUpError
 from ecluse.db.outage import one_line
@@ -61,6 +64,16 @@ NOTHING_MORE: Mapping[str, str] = {}
 RECENT_SECONDS = 5.0
 TRANSACTION_LIMITS_SINCE = 170_000
 TRANSACTION_SECONDS = 120
+
+
+def _from_json(data: bytes | str) -> Any:
+    try:
+        return from_json(data)  # five times as fast as json.loads
+    except ValueError:  # nested more than 200 deep
+        return json.loads(data)
+
+
+set_json_loads(_from_json)
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Pool = AsyncConnectionPool[Connection]

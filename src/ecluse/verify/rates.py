@@ -25,7 +25,7 @@ WHERE EXISTS (SELECT 1 FROM claims c WHERE c.lane_id = l.id)
 ENDED = "SELECT ended_at FROM replicas WHERE ended_at IS NOT NULL"
 
 # Seconds by which calls may bunch up on their way to the vendor.
-BUNCHING = 0.25
+BUNCHING = 0.5
 # Seconds after the answer in which calls may still arrive: those in flight, and those begun before the hold was known
 # on all replicas.
 UNDER_WAY = 0.5

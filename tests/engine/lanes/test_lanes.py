@@ -293,7 +293,7 @@ async def test_a_count_whose_answer_was_lost_is_not_made_again(board, one):
 
 async def test_what_is_dropped_is_asked_about_once():
     """A lane may open in between: nobody is forgotten, and nobody both kept and given back."""
-    slots, answers = WorkerSlots(1, None, None, None), iter([True, False, True, False])
+    slots, answers = WorkerSlots(1, None, None, None, None), iter([True, False, True, False])
     slots.ready.extend("ab")
     assert (slots.drop(lambda _: next(answers)), list(slots.ready)) == (["a"], ["b"])
 

@@ -84,14 +84,17 @@ class PaidCalls:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
 
-    def forget(self, item_id: int) -> None:
-        """Forget the call, which is over, and release the lease that this process holds for it."""
-        self._under_way.pop(item_id, None)
-        self._wanted.pop(item_id, None)
-        if (kept := self._kept.pop(item_id, None)) is not None:
-            task = asyncio.create_task(self._release(kept))
-            self._releasing.add(task)
-            task.add_done_callback(self._releasing.discard)
+    def forget(self, item_ids: Sequence[int]) -> None:
+        """Forget the calls of these items, which are over, and release the leases that this process holds for them."""
+        if not (self._under_way or self._wanted or self._kept):
+            return
+        for item_id in item_ids:
+            self._under_way.pop(item_id, None)
+            self._wanted.pop(item_id, None)
+            if (kept := self._kept.pop(item_id, None)) is not None:
+                task = asyncio.create_task(self._release(kept))
+                self._releasing.add(task)
+                task.add_done_callback(self._releasing.discard)
 
     async def _hold(self, tenant: str, lock: str) -> Lease | Held:
         async with self._pool.connection() as connection:

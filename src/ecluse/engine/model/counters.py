@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 runs_ended: Counter[tuple[str, str]] = Counter()  # flow, state
 items_finished: Counter[tuple[str, str, str]] = Counter()  # flow, stage, status
@@ -18,12 +15,7 @@ gate_looks: Counter[tuple[str, str]] = Counter()  # flow, stage
 spent: defaultdict[tuple[str, str], float] = defaultdict(float)  # vendor, model; the accounts are in `paid_calls`
 
 
-@contextmanager
-def timed(flow: str, stage: str) -> Iterator[None]:
-    """Count the body as one call of this stage, and add its duration to `call_seconds`."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        calls[flow, stage] += 1
-        call_seconds[flow, stage] += time.monotonic() - began
+def add_call(flow: str, stage: str, seconds: float) -> None:
+    """Count a call of this stage, which took so long."""
+    calls[flow, stage] += 1
+    call_seconds[flow, stage] += seconds

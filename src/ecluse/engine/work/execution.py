@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from time import monotonic
 
 import structlog
 
@@ -91,8 +92,11 @@ class Executor:
                 self._lanes.refresh(claimed.item.lane_id)  # the NOTIFY that it was opened may have been lost
                 return [release(stage, one) for one in claimed.batch]
             slot.deadline = asyncio.get_running_loop().time() + stage.time_limit.total_seconds()
-            with counters.timed(claimed.item.flow, stage.name):
+            began = monotonic()
+            try:
                 await self._call(call, claimed)
+            finally:
+                counters.add_call(claimed.item.flow, stage.name, monotonic() - began)
             return self._results(call, claimed)
         except Closed:
             return self._results(call, claimed)
@@ -256,9 +260,11 @@ class Executor:
             return True
         return any(self._writes.phase.get(one.claim_key) == "sending" for one in claimed.batch)
 
-    def forget(self, one: ClaimedItem | ItemResult) -> None:
-        """Drop the state kept for an item whose result is stored, or whose claim is lost."""
+    def forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
+        """Drop the state kept for items whose results are stored, or whose claims are lost."""
         if self._writes.phase:
-            self._writes.phase.pop(one.claim_key, None)
-        self._awaiting_permit.discard(one.item.id)
-        self._paid.forget(one.item.id)
+            for one in ended:
+                self._writes.phase.pop(one.claim_key, None)
+        if self._awaiting_permit:
+            self._awaiting_permit.difference_update([one.item.id for one in ended])
+        self._paid.forget([one.item.id for one in ended])

@@ -28,7 +28,7 @@ from ecluse.engine.work.pace import BUSY_POLL_SECONDS, POLL_SECONDS, Pace
 from ecluse.engine.work.release import release_unknown
 from ecluse.engine.work.suspects import SuspectClaims
 from ecluse.engine.work.verdict import ItemResult, release
-from ecluse.engine.work.worker_slots import Owner, WorkerSlot, WorkerSlots
+from ecluse.engine.work.worker_slots import Owner, WorkerSlots
 
 FLUSH_SECONDS = 3.0  # at a stop: an unavailable database must not delay the exit
 # A lane with a rate gives permits for a tenth of a second at a time: for so long after a permit, poll more often. The
@@ -71,7 +71,13 @@ class Worker:
         self._alarm = Alarm(self.wake)
         self._waiting = WaitingLanes(lanes.bases)
         self.slots = WorkerSlots(
-            slots, self._run_one, idle=self._wake.set, ended=slot_ended, share=share, owner_of=self._owner_of
+            slots,
+            executor.execute,
+            self._executed,
+            idle=self._wake.set,
+            ended=slot_ended,
+            share=share,
+            owner_of=self._owner_of,
         )
         self._in_hand: Counter[tuple[int, str]] = Counter()  # (run, stage): items claimed and not stored yet
         self._unsure = False  # a claim failed, but may have been committed
@@ -235,8 +241,7 @@ class Worker:
     def _owner_of(self, claimed: ClaimedItem) -> Owner:
         return self._lanes.base(claimed.item.lane_id), claimed.item.tenant_id
 
-    async def _run_one(self, slot: WorkerSlot, claimed: ClaimedItem) -> None:
-        results = await self._executor.execute(slot, claimed)
+    def _executed(self, claimed: ClaimedItem, results: Sequence[ItemResult]) -> None:
         for result in results:
             self.committer.put(result)
         if len(results) <= len(claimed.mates):
@@ -263,10 +268,9 @@ class Worker:
         """Drop the state kept for items whose results are stored or whose claims are lost; pass stages of which no item
         is held any more to the completion loop."""
         self._pace.ended(len(ended))
-        for one in ended:
-            self._executor.forget(one)
-            pair = (one.item.run_id, one.item.stage)
-            self._in_hand[pair] -= 1
+        self._executor.forget(ended)
+        for pair, count in Counter([(one.item.run_id, one.item.stage) for one in ended]).items():
+            self._in_hand[pair] -= count
             if self._in_hand[pair] == 0:
                 del self._in_hand[pair]
                 self._completion.add(*pair)

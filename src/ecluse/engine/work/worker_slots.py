@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from ecluse.engine.model.item import ClaimedItem
 from ecluse.engine.work.claim import SlotsLeft
@@ -24,6 +24,7 @@ IN_A_ROW = 64
 
 Why = Literal["late", "dropped"]
 Owner = tuple[str, str]  # of a call: the declared lane and the tenant
+NO_OWNER = ("", "")
 
 
 class WorkerSlot:
@@ -66,25 +67,27 @@ def slots_left(share: float, slots: int, held: int, others: int) -> int:
 
 
 class WorkerSlots:
-    """All slots of a worker. `work` executes an item in a slot, `idle` is called when a slot has nothing to do, `ended`
-    when the task of a slot ends. The calls of one owner (`owner_of`: a tenant's calls through the lanes of one base)
-    take at most a `share` of the slots that the others leave."""
+    """All slots of a worker. `work` executes an item in a slot, `done` gets its results, `idle` is called when a slot
+    has nothing to do, `ended` when the task of a slot ends. The calls of one owner (`owner_of`: a tenant's calls
+    through the lanes of one base) take at most a `share` of the slots that the others leave."""
 
     def __init__(
         self,
         count: int,
-        work: Callable[[WorkerSlot, ClaimedItem], Awaitable[None]],
+        work: Callable[[WorkerSlot, ClaimedItem], Awaitable[list[Any]]],
+        done: Callable[[ClaimedItem, list[Any]], None],
         idle: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
         *,
         share: float = 1.0,
-        owner_of: Callable[[ClaimedItem], Owner] = lambda _: ("", ""),
+        owner_of: Callable[[ClaimedItem], Owner] = lambda _: NO_OWNER,
     ) -> None:
         self._share = share
         self._owner_of = owner_of
         self._running: Counter[Owner] = Counter()
         self._ended = ended
         self._work = work
+        self._done = done
         self._on_idle = idle
         self._slots = [WorkerSlot() for _ in range(count)]
         self._idle: list[WorkerSlot] = []
@@ -130,6 +133,8 @@ class WorkerSlots:
 
     def _next(self) -> tuple[ClaimedItem, Owner] | None:
         """Take the first ready item whose owner may take another slot."""
+        if self._share == 1.0:
+            return (self.ready.popleft(), NO_OWNER) if self.ready else None
         for place, claimed in enumerate(self.ready):
             owner = self._owner_of(claimed)
             running = self._running.get(owner, 0)
@@ -200,7 +205,7 @@ class WorkerSlots:
             self.busy += 1
             self._running[owner] += 1
             try:
-                await self._work(slot, taken[0])
+                results = await self._work(slot, taken[0])
             finally:
                 slot.deadline = inf
                 slot.claimed = None
@@ -210,6 +215,7 @@ class WorkerSlots:
                 self.finished += 1
                 if self._drained is not None and not self.busy:
                     self._drained.set()
+            self._done(taken[0], results)
             if slot.is_stopping:  # stopped at the same time as interrupted; the work saw one cancellation
                 raise asyncio.CancelledError
             in_a_row += 1
