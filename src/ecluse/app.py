@@ -64,6 +64,7 @@ from ecluse.vendors.guarded import GuardedHttp
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
+ACCEPTED_AT_ONCE = 16
 LARGEST_FRAME = 65_536
 
 
@@ -194,6 +195,11 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._hub: Hub = application.state.realtime.hub
         self._polls: Polls = application.state.leasing.polls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # Of a socket, uvloop accepts one connection per pass of the loop: a flood would fill the line before it, in
+        # which others then wait for seconds.
+        await super().startup([one.dup() for one in sockets or () for _ in range(ACCEPTED_AT_ONCE)])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -14,6 +15,7 @@ from websockets.sync.client import connect
 
 from tests.support.api_server import FLOW, Client, new_key, serving
 from tests.support.metrics import scrape
+from tests.support.realtime_events import on_its_loop
 from tests.support.waits import wait_for
 
 SOON, LATER = 0.3, 5.0  # the deadline in these tests, and what no test should reach
@@ -182,6 +184,28 @@ def test_a_flood_is_logged_once_and_once_when_it_is_over(dsn):
     assert (begin["log_level"], begin["limit"]) == ("warning", 8)
     assert over["log_level"] == "info"
     assert 1 <= over["turned_away"] <= turned_away
+
+
+def test_a_connection_is_not_accepted_behind_one_other_per_pass_of_the_loop(strict):
+    """Passes take 20 ms here: accepted one per pass, the last of 300 connections would wait for 6 s."""
+    slow = True
+
+    def hold() -> None:
+        time.sleep(0.02)
+        if slow:
+            asyncio.get_running_loop().call_soon(hold)
+
+    on_its_loop(strict, hold)
+    try:
+        with contextlib.ExitStack() as others:
+            for _ in range(300):
+                others.enter_context(connected(strict))
+            began = time.monotonic()
+            with connected(strict, WHOLE) as one:
+                assert one.recv(64).startswith(b"HTTP/1.1 200")
+            assert time.monotonic() - began < 3
+    finally:
+        slow = False
 
 
 def test_every_answer_forbids_sniffing_and_names_no_server(strict):

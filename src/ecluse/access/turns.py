@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-AT_ONCE = 10  # per pass: begun, a request holds the loop for about a millisecond
+AT_ONCE = 4  # per pass: begun, a request holds the loop for about a millisecond
 
 
 class Turns:

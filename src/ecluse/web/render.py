@@ -161,6 +161,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,  # not looked for on disk at each use: a new version is a new process
     )
     made.filters |= {"instant": instant, "lasted": lasted, "number": number, "as_json": as_json, "as_line": as_line}
     made.filters |= {
