@@ -107,8 +107,26 @@ def test_a_redrive_takes_what_is_chosen_and_while_it_is_open_a_repetition_return
     assert ask(shared_dsn, trail, f"run:{run}") == [("run.redrive",)]
     on(shared_dsn, end_run, int(first.run_id), f1="successful")
     second = redriven(shared_api, run, outcome="all")
-    assert taken(shared_dsn, second.run_id) == ["1", "2", "3"]
+    assert taken(shared_dsn, second.run_id) == ["2", "3"], "1 has succeeded since"
     assert shared_api.get(f"/api/runs/{run}").json["redrives"] == [first.run_id, second.run_id]
+
+
+def test_targets_that_have_succeeded_since_are_left_out_unless_they_are_asked_for(shared_api, shared_dsn):
+    run = new_run(shared_api, "1", "2")
+    on(shared_dsn, end_run, int(run), f1="failed/BUSY", f2="failed/BUSY")
+    first = redriven(shared_api, run).run_id
+    on(shared_dsn, end_run, int(first), f1="successful", f2="failed/BUSY")
+    assert (preview(shared_api, run).count, preview(shared_api, run).succeeded_since) == (1, 1)
+    of_the_redrive = redriven(shared_api, first).run_id
+    on(shared_dsn, end_run, int(of_the_redrive), f2="successful")
+    told = preview(shared_api, run)
+    assert (told.count, told.groups, told.failed) == (0, [], 2)
+    assert (told.succeeded_since, told.succeeded_in) == (2, [first, of_the_redrive])
+    refused = shared_api.post(f"/api/runs/{run}/redrive")
+    assert (refused.status, refused.code) == (409, "SUCCEEDED_SINCE")
+    assert f"in run {first}, {of_the_redrive}" in refused.json["error"]["message"]
+    assert preview(shared_api, run, "?include_succeeded=true").count == 2
+    assert taken(shared_dsn, redriven(shared_api, run, include_succeeded=True).run_id) == ["1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,11 @@ REFUSALS = {
         "No target that did not succeed matches the filter of the redrive.",
         "Preview the redrive, and widen its filter.",
     ),
+    "SUCCEEDED_SINCE": Refusal(
+        409,
+        "The chosen targets have succeeded since, in a redrive of the run; nothing was started.",
+        "Nothing, or set `include_succeeded` to repeat them nevertheless.",
+    ),
     "NO_REDRIVE": Refusal(409, "Runs of this flow cannot be redriven.", "Start a new run, as the message says."),
     "SCHEDULE_GONE": Refusal(409, "The schedule of the run is deleted.", "Create a schedule and trigger that."),
     "SCHEDULE_INACTIVE": Refusal(409, "The schedule is switched off.", "Set `is_active` to true first."),

@@ -30,6 +30,9 @@ class RedriveChoice(Body):
     leave_out_hopeless: bool = Field(
         False, description="Leave out targets that cannot succeed as they are (see the preview)."
     )
+    include_succeeded: bool = Field(
+        False, description="Also repeat targets that have succeeded since, in a redrive of this run."
+    )
 
 
 class RedriveCause(Shape):
@@ -49,6 +52,10 @@ class RedrivePreview(Shape):
     count: int = Field(description="The number of targets that the redrive would take.")
     failed: int = Field(description="Targets of the run that failed, without the cancelled ones.")
     cancelled: int = Field(description="Targets that were cancelled before they were finished.")
+    succeeded_since: int = Field(
+        description="Targets that have succeeded since, in a redrive of this run. They are left out by default."
+    )
+    succeeded_in: list[str] = Field(description="The redrives in which they have succeeded.")
     cannot_succeed: int = Field(description="The number of chosen targets that cannot succeed as they are.")
     groups: list[RedriveGroup] = Field(description="The chosen targets by error code, the most frequent first.")
     causes: list[RedriveCause] = Field(description="Why targets cannot succeed, the most frequent cause first.")
@@ -79,11 +86,12 @@ async def preview_redrive_of_run(
     error_code: Filter = None,
     stage: Filter = None,
     leave_out_hopeless: bool = False,
+    include_succeeded: bool = False,
 ) -> Row:
-    """Preview a redrive: the number of targets by error code, which of them cannot succeed as they are, and the
-    expected calls, time and cost. Nothing is started."""
+    """Preview a redrive: the number of targets by error code, which of them cannot succeed as they are or have
+    succeeded since, and the expected calls, time and cost. Nothing is started."""
     flow, run = await run_of(look, run_id, "read")
-    choice = Choice(outcome, error_code, stage, leave_out_hopeless)
+    choice = Choice(outcome, error_code, stage, leave_out_hopeless, include_succeeded)
     return await preview_redrive(look.connection, redrive_of(flow), run, choice)
 
 
@@ -105,6 +113,7 @@ async def preview_redrive_of_run(
         "ONLY_CANCELLED",
         "ONLY_HOPELESS",
         "NOTHING_CHOSEN",
+        "SUCCEEDED_SINCE",
         "NO_REDRIVE",
         "FLOW_NOT_LOADED",
         "NO_CONNECTION",
@@ -114,8 +123,8 @@ async def preview_redrive_of_run(
 async def redrive_run(
     act: Act, run_id: RunNumber, body: Annotated[RedriveChoice | None, InBody(examples=[{"outcome": "all"}])] = None
 ) -> Row:
-    """Start a new run over targets that failed in this one, linked to it. While the new run is open, a repeated request
-    returns it."""
+    """Start a new run over targets that failed in this one and have not succeeded since, linked to it. While the new
+    run is open, a repeated request returns it."""
     flow, run = await run_of(act, run_id, "write")
     choice = Choice(**(body or RedriveChoice()).model_dump())
     started = await redrive(act.connection, flow, run, choice, correlation_id=act.request_id)

@@ -41,12 +41,20 @@ FROM outcomes o LEFT JOIN (
     ORDER BY target, permanent AND error_code <> ALL(%(may_heal)s) DESC, error_code, error) f ON f.target = o.target
 WHERE o.run_id = %(run)s AND o.outcome = 'failed' ORDER BY o.target
 """
+# Ended redrives only: while one is open, a repeated start returns it.
+SUCCEEDED_SINCE = """
+WITH RECURSIVE chain AS (
+    SELECT id, ended_at FROM runs WHERE redrive_of = %s
+    UNION ALL SELECT r.id, r.ended_at FROM chain c JOIN runs r ON r.redrive_of = c.id)
+SELECT o.target, max(o.run_id) FROM chain c JOIN outcomes o ON o.run_id = c.id
+WHERE c.ended_at IS NOT NULL AND o.outcome = 'successful' GROUP BY 1
+"""
 STATUS = "SELECT status, ended_at IS NOT NULL FROM runs WHERE id = %s"
 
 
 class FailedTarget(NamedTuple):
     """A target that failed or was cancelled. `cause` and `why` are set if it cannot succeed as it is: the error code
-    and the text of the failure."""
+    and the text of the failure. `healed_in` is the latest redrive in which it has succeeded since."""
 
     target: str
     error_code: str | None
@@ -54,6 +62,7 @@ class FailedTarget(NamedTuple):
     stage: str | None = None
     cause: str | None = None
     why: str | None = None
+    healed_in: int | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -67,13 +76,17 @@ class Choice(NamedTuple):
     error_code: str | None = None
     stage: str | None = None
     leave_out_hopeless: bool = False
+    include_succeeded: bool = False  # also targets that have succeeded since, in a redrive of the run
 
-    def wants(self, one: FailedTarget) -> bool:
+    def matches(self, one: FailedTarget) -> bool:
         return (
             (self.outcome == "all" or one.cancelled == (self.outcome == "cancelled"))
             and self.error_code in (None, one.error_code)
             and self.stage in (None, one.stage)
         )
+
+    def wants(self, one: FailedTarget) -> bool:
+        return self.matches(one) and (self.include_succeeded or one.healed_in is None)
 
     def takes(self, one: FailedTarget) -> bool:
         return self.wants(one) and not (self.leave_out_hopeless and one.cause)
@@ -107,6 +120,12 @@ class Redrive:
         raise NotImplementedError
 
 
+async def _failed(connection: Connection, how: Redrive, run: Run) -> list[FailedTarget]:
+    """Return the failed targets of the run, each with the redrive in which it has succeeded since."""
+    healed = dict(await fetch_rows(connection, SUCCEEDED_SINCE, (run.id,)))
+    return [one._replace(healed_in=healed.get(one.target)) for one in await how.failed(connection, run)]
+
+
 async def failed_targets(connection: Connection, run: Run, statement: str = FAILED) -> list[FailedTarget]:
     return await fetch_all(connection, FailedTarget, statement, {"run": run.id, "may_heal": list(MAY_HEAL)})
 
@@ -119,7 +138,7 @@ async def redrive(
     how = redrive_of(flow)
     async with connection.transaction():
         await _ended(connection, run)
-        targets = chosen(run.id, await how.failed(connection, run), choice)[: how.most]
+        targets = chosen(run.id, await _failed(connection, how, run), choice)[: how.most]
         return await how.start(connection, flow, run, targets, correlation_id)
 
 
@@ -127,7 +146,7 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
     """Return the preview of a redrive: the chosen targets by error code, and the estimate of its calls, time and
     cost."""
     await _ended(connection, run)
-    failed = await how.failed(connection, run)
+    failed = await _failed(connection, how, run)
     taken = [one.target for one in failed if choice.takes(one)][: how.most]
     estimate = await how.estimate(connection, run, taken)
     return {
@@ -142,8 +161,10 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
 
 
 def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
-    """Return the counts for the preview of a redrive: failed and cancelled targets, and of the chosen ones, their
-    number by error code and the number that cannot succeed as they are, by cause."""
+    """Return the counts for the preview of a redrive: failed and cancelled targets, those that match the filter and
+    have succeeded since, and of the chosen ones, their number by error code and the number that cannot succeed as they
+    are, by cause."""
+    healed = [one.healed_in for one in failed if one.healed_in is not None and choice.matches(one)]
     wanted = [one for one in failed if choice.wants(one)]
     hopeless = [one for one in wanted if one.cause]
     cancelled, lost = sum(one.cancelled for one in failed), Counter(one.error_code for one in hopeless)
@@ -151,6 +172,8 @@ def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
     return {
         "failed": len(failed) - cancelled,
         "cancelled": cancelled,
+        "succeeded_since": len(healed),
+        "succeeded_in": [str(run_id) for run_id in sorted(set(healed))],
         "cannot_succeed": len(hopeless),
         "groups": [{**group, "cannot_succeed": lost[group["error_code"]]} for group in groups],
         "causes": _grouped((one.cause, one.target, one.why) for one in hopeless),
@@ -161,10 +184,15 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
     """Return the targets to repeat; if there are none, raise Conflict with the reason."""
     if taken := [one.target for one in failed if choice.takes(one)]:
         return taken
-    if causes := overview(failed, choice)["causes"]:
+    view = overview(failed, choice)
+    if causes := view["causes"]:
         named = ", ".join(f"{one['count']} {one['error_code']}" for one in causes)
         why = f"None of the targets that failed in run {run_id} can succeed as it is: {named}."
         raise Conflict(why, code="ONLY_HOPELESS")
+    if since := view["succeeded_since"]:
+        where = ", ".join(view["succeeded_in"])
+        why = f"{since} targets that failed in run {run_id} have succeeded since, in run {where}: no other one is left."
+        raise Conflict(f"{why} To repeat them nevertheless, set include_succeeded.", code="SUCCEEDED_SINCE")
     if failed and (choice.error_code or choice.stage):
         why = f"{len(failed)} targets failed in run {run_id}, but none of them with this error_code and stage."
         raise Conflict(why, code="NOTHING_CHOSEN")
