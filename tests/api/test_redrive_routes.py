@@ -188,7 +188,8 @@ def test_a_flow_of_ones_own_says_how_its_runs_are_redriven(dsn):
 
 
 def test_the_expected_time_and_cost_are_told_where_they_are_known(shared_api, shared_dsn):
-    ids = on(shared_dsn, save, ("71", details(call("a"), call("b"))), ("72", details(call("c"))))
+    long = {"duration_s": 90.0}
+    ids = on(shared_dsn, save, ("71", details(call("a", **long), call("b"))), ("72", details(call("c", **long))))
     steps = [{"name": "a", "criteria": "b"}]
     config = shared_api.post("/api/audit-configs", {"name": "c", "steps": steps}).json["id"]
     run = new_run(shared_api, "71", "72", specific_audit_configs=[config], use_automatic_audits=False)
@@ -196,6 +197,7 @@ def test_the_expected_time_and_cost_are_told_where_they_are_known(shared_api, sh
     told = preview(shared_api, run)
     assert (told.calls, told.expected_cost) == ({"transcripts": 3, "audits": 2}, None), "no audit has a price yet"
     assert told.expected_seconds == 18, "ten a minute"
+    assert told.without_cost == ["transcripts", "audits"]
     for number, cost in enumerate((Decimal("0.25"), Decimal("0.75"))):
         ask(
             shared_dsn,
@@ -204,7 +206,13 @@ def test_the_expected_time_and_cost_are_told_where_they_are_known(shared_api, sh
             " VALUES ('default', %s, %s, '71', %s, 1, 'api', 'failed', 'X', 'y', %s, ecluse_now(), ecluse_now())",
             int(run) + number, ids[0], config, cost,
         )  # fmt: skip
-    assert Decimal(preview(shared_api, run).expected_cost) == Decimal("1.0"), "two audits at 0.50 each"
+    told = preview(shared_api, run)
+    assert (Decimal(told.expected_cost), told.without_cost) == (1, ["transcripts"]), "two audits at 0.50 each"
+    with serving(shared_dsn, ELEVENLABS_PRICES="scribe_v1=0.2", ELEVENLABS_DEFAULT_MINUTES=5) as priced:
+        told = preview(priced.with_key(new_key(shared_dsn)), run)
+        assert (Decimal(told.expected_cost), told.without_cost) == (Decimal("2.6"), []), (
+            "3 minutes, and 5 for one unknown"
+        )
     without = new_run(shared_api, "71", run_transcription=False, run_audits=False)
     on(shared_dsn, end_run, int(without), f71="failed")
     told = preview(shared_api, without)

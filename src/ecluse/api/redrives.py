@@ -63,7 +63,12 @@ class RedrivePreview(Shape):
         description="Calls to be made, by kind, as far as known.", examples=[{"transcripts": 12, "audits": 40}]
     )
     expected_seconds: float | None = Field(description="Estimated by the rates of the lanes; null: not known.")
-    expected_cost: str | None = Field(description="Estimated by the recent cost of such calls; null: not known.")
+    expected_cost: str | None = Field(
+        description="Estimated by the recent cost of audits and the price of transcripts; null: not known."
+    )
+    without_cost: list[str] = Field(
+        description="Kinds of calls whose cost is not known: the expected cost does not include them."
+    )
 
 
 class RedrivenRun(Shape):

@@ -131,6 +131,7 @@ def automation_config(settings: Settings) -> AutomationConfig:
         crm_concurrency=settings.CRM_CONCURRENCY,
         per_minute=settings.TRANSCRIPTION_ELEVENLABS_RATE_LIMIT_PER_MINUTE,
         chunk=settings.AUTOMATION_SEND_EVENT_CHUNK_SIZE,
+        transcript_cost=transcription_config(settings).cost,
         unset=tuple(name for one in lacking(settings) if one.flow == "automation" for name in one.unset),
     )
 

@@ -94,11 +94,12 @@ class Choice(NamedTuple):
 
 class Estimate(NamedTuple):
     """The estimated effort of a redrive, as far as it is known: calls that cost time or money, by kind, seconds and
-    cost."""
+    cost. `without_cost` are the kinds of calls whose cost is not known, and not included."""
 
     calls: dict[str, int] = {}  # noqa: RUF012 - never changed
     seconds: float | None = None
     cost: str | None = None
+    without_cost: Sequence[str] = ()
 
 
 class Redrive:
@@ -157,6 +158,7 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
         "calls": estimate.calls,
         "expected_seconds": estimate.seconds,
         "expected_cost": estimate.cost,
+        "without_cost": list(estimate.without_cost),
     }
 
 

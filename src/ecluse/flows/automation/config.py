@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Config:
     crm_concurrency: int = 20
     per_minute: float = 10  # recordings that start at the provider
     chunk: int = 200  # runs started in one transaction
+    # The price of a transcript of so many seconds, or of unknown length; None: not known.
+    transcript_cost: Callable[[float | None], Decimal | None] = lambda _: None
     unset: tuple[str, ...] = ()  # knobs without which runs fail
 
     @property

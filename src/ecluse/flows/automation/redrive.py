@@ -8,7 +8,7 @@ from ecluse.flows.automation.transcripts import TRANSCRIBE
 
 # Only cached fiches are counted: the number of recordings of other fiches is not known yet.
 LEFT = """
-SELECT count(*) FROM fiche_cache f
+SELECT count(*), coalesce(sum(r.duration_s), 0), count(*) FILTER (WHERE r.duration_s IS NULL) FROM fiche_cache f
 JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
 WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
 """

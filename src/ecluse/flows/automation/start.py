@@ -67,18 +67,31 @@ class AutomationRedrive(Redrive):
 
     async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
         """Count the transcripts and audits that are still to be made. The time is estimated for transcripts, by the
-        rate of their lane; the cost for audits, by the recent cost of audits with these configs."""
+        rate of their lane. The cost of transcripts is their price, that of audits the recent cost of audits with these
+        configs."""
         row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
         if row is None or not targets:
             return Estimate()
         transcribes, audits, named, automatic = row
         found = await resolve_configs(connection, run.tenant_id, named, automatic)
         configs = [one.id for one in found.configs] if audits else []
-        left = await fetch_value(connection, LEFT, (run.tenant_id, list(targets))) if transcribes or audits else 0
-        each, made = await fetch_value(connection, COST, (run.tenant_id, configs)), len(targets) * len(configs)
-        seconds = left * 60 / self.config.per_minute if left else None
-        cost = None if each is None else f"{each * made:.6f}"
-        return Estimate({"transcripts": left, "audits": made}, seconds, cost)
+        left, length, unknown = (
+            await fetch_row(connection, LEFT, (run.tenant_id, list(targets))) if transcribes or audits else None
+        ) or (0, 0, 0)
+        each = await fetch_value(connection, COST, (run.tenant_id, configs))
+        calls = {"transcripts": left, "audits": len(targets) * len(configs)}
+        known, default = self.config.transcript_cost(length), self.config.transcript_cost(None)
+        costs = {
+            "transcripts": None if known is None or default is None else known + default * unknown,
+            "audits": None if each is None else each * calls["audits"],
+        }
+        priced = [costs[kind] for kind, count in calls.items() if count and costs[kind] is not None]
+        return Estimate(
+            calls,
+            left * 60 / self.config.per_minute if left else None,
+            f"{sum(priced):.6f}" if priced else None,
+            [kind for kind, count in calls.items() if count and costs[kind] is None],
+        )
 
     async def start(
         self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None
@@ -171,7 +184,7 @@ async def warnings(
     left = 0
     if row["run_transcription"] or row["run_audits"]:
         taken = selection.fiche_ids[: selection.max_fiches]
-        left = await fetch_value(connection, LEFT, (tenant, taken))
+        left, *_ = await fetch_row(connection, LEFT, (tenant, taken)) or (0,)
     knob = WAIT if row["run_transcription"] else AUDIT_WAIT
     resolved = await resolve_configs(connection, tenant, row["specific_audit_configs"], row["use_automatic_audits"])
     found = (
