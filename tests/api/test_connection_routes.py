@@ -18,6 +18,7 @@ from tests.support.api_server import Client, add_tenant, new_key, serving
 from tests.support.session import Session
 from tests.support.vendor_clients import PLACES
 
+MODEL = {"llm": {"model": "gpt-4.1"}}
 KEY = "a-key-that-is-long-enough-3f9a"
 PATH = "/api/connections"
 TENANTS = count()
@@ -50,7 +51,8 @@ def ask(shared_dsn: str) -> Iterator[Any]:
 
 
 def new(sandbox: Any, kind: str = "crm", **given: Any) -> dict[str, Any]:
-    return {"kind": kind, "base_url": sandbox.url + PLACES[kind], "api_key": KEY, **given}  # type: ignore[index]
+    url = sandbox.url + PLACES[kind]  # type: ignore[index]
+    return {"kind": kind, "base_url": url, "api_key": KEY, **MODEL.get(kind, {}), **given}  # type: ignore[index]
 
 
 def stored(ask: Any, tenant: str) -> list[Any]:
@@ -61,7 +63,7 @@ def stored(ask: Any, tenant: str) -> list[Any]:
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_connection_is_tested_by_a_call_with_its_key_and_stored(client, sandbox, ask, tenant, kind):
-    given = new(sandbox, kind, max_in_flight=3, per_minute=90.5, **({"model": "gpt-4.1"} if kind == "llm" else {}))
+    given = new(sandbox, kind, max_in_flight=3, per_minute=90.5)
     made = client.post(PATH, given)
     assert made.status == 201, made.json
     [call] = sandbox.ledger(kind="call")
@@ -115,6 +117,7 @@ def test_a_key_for_speech_to_text_alone_is_accepted(client, sandbox):
         ({"per_minute": -1}, 422, "INVALID_INPUT", "per_minute"),
         ({"api_key": ""}, 422, "INVALID_INPUT", "api_key"),
         ({"model": "gpt-4.1"}, 422, "INVALID_INPUT", "model"),
+        ({"kind": "llm"}, 422, "INVALID_INPUT", "model: give the model"),
         ({"secret": "x"}, 422, "INVALID_INPUT", "secret"),
     ],
 )
@@ -134,11 +137,12 @@ def test_there_is_one_connection_of_a_kind(client, sandbox):
 
 
 def test_a_change_is_tested_if_it_changes_the_key_and_a_key_goes_to_no_other_url(client, sandbox, ask, tenant):
-    client.post(PATH, new(sandbox, "llm", model="gpt-4.1"))
+    client.post(PATH, new(sandbox, "llm"))
     sandbox.reset()
     change = lambda body: client.ask("PATCH", f"{PATH}/llm", body)  # noqa: E731
-    capped = change({"max_in_flight": 2, "model": None})
-    assert (capped.status, capped.json["max_in_flight"], capped.json["model"]) == (200, 2, None)
+    capped = change({"max_in_flight": 2, "model": "gpt-4.1-mini"})
+    assert (capped.status, capped.json["max_in_flight"], capped.json["model"]) == (200, 2, "gpt-4.1-mini")
+    assert "model: give the model" in change({"model": None}).json["error"]["message"]
     assert sandbox.ledger(kind="call") == []
     elsewhere = change({"base_url": f"{sandbox.url}/elsewhere"})
     assert (elsewhere.status, elsewhere.code) == (422, "INVALID_INPUT")
@@ -161,9 +165,21 @@ def test_a_stored_connection_can_be_tested_and_deleted(client, sandbox, ask, ten
     client.post(PATH, new(sandbox))
     assert client.post(f"{PATH}/crm/test").json == {"kind": "crm", "works": True}
     sandbox.set_faults([{"vendor": "crm", "kind": "unauthorized"}])
-    assert client.post(f"{PATH}/crm/test").code == "CONNECTION_REFUSED"
+    refused = client.post(f"{PATH}/crm/test")
+    assert (refused.code, "stored" in refused.json["error"]["message"]) == ("CONNECTION_REFUSED", False)
     assert client.ask("DELETE", f"{PATH}/crm").json == {"kind": "crm", "deleted": True}
     assert stored(ask, tenant) == []
+
+
+def test_a_language_model_without_a_model_is_not_said_to_work(client, sandbox, ask, tenant):
+    """A connection of an earlier version: audits would fail once their transcripts are paid for."""
+    client.post(PATH, new(sandbox, "llm"))
+    ask("UPDATE connections SET model = NULL WHERE tenant_id = %s", tenant)
+    refused = client.post(f"{PATH}/llm/test")
+    assert (refused.status, refused.code) == (422, "CONNECTION_REFUSED")
+    assert "set the model of the connection llm" in refused.json["error"]["message"]
+    assert client.ask("PATCH", f"{PATH}/llm", {"model": "gpt-4.1"}).status == 200
+    assert client.post(f"{PATH}/llm/test").json == {"kind": "llm", "works": True}
 
 
 def test_a_tenant_finds_nothing_of_another_s(client, open_api, shared_dsn, sandbox, ask, tenant):

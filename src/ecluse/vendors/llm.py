@@ -100,8 +100,8 @@ class Completion(NamedTuple, Generic[R]):
 
 
 class Llm:
-    """Client of the language model. Without a key or a model, each call raises NOT_CONFIGURED. `names`: the settings
-    that errors advise to change."""
+    """Client of the language model. `model` is used where a call names none; a call without a key or any model raises
+    NOT_CONFIGURED. `names`: the settings that errors advise to change."""
 
     def __init__(
         self,
@@ -120,8 +120,9 @@ class Llm:
         http.hide(self._api_key)
 
     async def ping(self) -> None:
-        """Make a cheap call with the key, to find out whether the vendor accepts it."""
-        headers, explained = self._headers(self._model or "any"), partial(explain, names=self._names)
+        """Make a cheap call with the key, to find out whether the vendor accepts it. Without a model of its own, the
+        client is not configured, although audits may name models."""
+        headers, explained = self._headers(self._model), partial(explain, names=self._names)
         await self._http.call("GET", "/models", Models, headers=headers, explain=explained, deadline=PING_SECONDS)
 
     def chosen(self, model: str | None) -> str:

@@ -35,6 +35,7 @@ def sealing(asked: Asked) -> Secrets:
     return keys
 
 
-def refused_by_vendor(error: VendorError) -> Refused:
-    """Return the answer for a connection that was tested and does not work."""
-    return Refused(422, "CONNECTION_REFUSED", f"The connection does not work, nothing was stored: {error.message}")
+def refused_by_vendor(error: VendorError, *, stored: bool = False) -> Refused:
+    """Return the answer for a connection that was tested and does not work; `stored`: it was there before."""
+    so = "" if stored else ", nothing was stored"
+    return Refused(422, "CONNECTION_REFUSED", f"The connection does not work{so}: {error.message}")

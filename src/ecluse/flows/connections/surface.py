@@ -37,7 +37,9 @@ Rate = Annotated[float, Field(ge=0.01, le=6_000_000, allow_inf_nan=False, exampl
 
 
 class Limits(Body):
-    model: Model | None = Field(None, description="Of the kind `llm`: for audits whose config names no model.")
+    model: Model | None = Field(
+        None, description="Of the kind `llm`, which needs it: for audits whose config names no model."
+    )
     max_in_flight: Count | None = Field(None, examples=[5], description=f"Calls at once, over all replicas. {CLEARS}")
     per_minute: Rate | None = Field(None, description=f"Calls started per minute, over all replicas. {CLEARS}")
 
@@ -164,11 +166,13 @@ async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
     which = _known(kind)
     async with asked.kit.pool.connection() as connection:
         known = await records.load(connection, asked.tenant, which)
-    _check_model(which, body.model)
+    model = body.model if "model" in body.model_fields_set else known["model"]
+    if "model" in body.model_fields_set:
+        _check_model(which, model)
     url = known["base_url"] if body.base_url is None else checked_address(asked, body.base_url)
     if body.api_key is not None:
         sealing(asked)
-        await _try(asked, which, of_record(which, url, body.api_key.get_secret_value(), known["model"]))
+        await _try(asked, which, of_record(which, url, body.api_key.get_secret_value(), model))
     elif url != known["base_url"]:
         raise InvalidInput("api_key: give it again with a new base_url: the stored key is not sent to another URL")
     return known
@@ -228,8 +232,8 @@ async def _try_stored(asked: Asked, kind: str) -> None:
     except VendorError as error:
         if error.code == "NO_CONNECTION":
             raise NotFound(f"there is no connection {kind}") from error
-        raise refused_by_vendor(error) from error
-    await _try(asked, which, access)
+        raise refused_by_vendor(error, stored=True) from error
+    await _try(asked, which, access, stored=True)
 
 
 @surface.operation(
@@ -248,7 +252,7 @@ async def test_connection(act: Act, kind: KindInPath) -> Row:  # noqa: ARG001 - 
     return {"kind": kind, "works": True}
 
 
-async def _try(asked: Asked, kind: Kind, access: Access) -> None:
+async def _try(asked: Asked, kind: Kind, access: Access, *, stored: bool = False) -> None:
     """Make a cheap call to the vendor. Raises Refused with what the vendor, or the way to it, says."""
     setup = _setup(asked)
     guard = GuardedHttp(setup.allowed_networks)
@@ -259,7 +263,7 @@ async def _try(asked: Asked, kind: Kind, access: Access) -> None:
         finally:
             await client.retire()
     except VendorError as error:
-        raise refused_by_vendor(error) from error
+        raise refused_by_vendor(error, stored=stored) from error
     finally:
         await guard.close()
 
@@ -267,6 +271,8 @@ async def _try(asked: Asked, kind: Kind, access: Access) -> None:
 def _check_model(kind: Kind, model: str | None) -> None:
     if model is not None and kind != "llm":
         raise InvalidInput(f"model: a connection of kind {kind} has none")
+    if model is None and kind == "llm":
+        raise InvalidInput("model: give the model for audits whose config names none, such as gpt-4.1")
 
 
 def _known(text: str) -> Kind:
