@@ -81,7 +81,8 @@ def test_a_paused_lane_holds_a_running_worker_until_it_is_resumed(dsn):
         assert (resumed.resumed, resumed.moved) == (True, [])
         ended(client, run_id)
         again = client.post("/api/lanes/vendor/resume", {"reason": "paid"}).json
-        assert again == {"name": "vendor", "resumed": False, "moved": []}
+        note = "It was not paused: its calls start."
+        assert again == {"name": "vendor", "resumed": False, "note": note, "moved": []}
     assert len(vendor.calls) == 5
 
 
@@ -165,6 +166,10 @@ def test_a_tenant_sees_its_own_work_and_of_others_only_that_they_share_the_lane(
     )
     assert (ours.paused_by, ours.last_failure) == ("ann", "fiche 7 of acme")
     assert None not in (theirs.held_until, theirs.down_since)
+    assert theirs.state == "paused"
+    query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
+    assert lane_of(rival).state == "down"
+    assert "the vendor is down, next try at" in admin.post("/api/lanes/crm/resume", {"reason": "x"}).json["note"]
     query("DELETE FROM items WHERE tenant_id = 'rival'")
     assert (lane_of(admin).shared, lane_of(rival).shared, lane_of(rival).waiting) == (False, True, 0)
     page = LANES.page.model_validate(admin.get("/api/lanes?limit=1").json)
@@ -228,6 +233,17 @@ def test_a_lane_of_a_tenant_is_listed_for_and_changed_by_that_tenant_alone(admin
         assert owner.ask(method, quoted, body).status == 200, "as the command line writes it"
     assert owner.get(f"{OWN}/pause").json["name"] == "crm/rival-key"
     assert owner.ask("POST", "/api/lanes/crm/pause", {"reason": "x"}).status == 403
+
+
+def test_the_lanes_of_the_environment_are_those_of_the_first_tenant(dsn):
+    add_tenant(dsn, "rival")
+    with serving(dsn, roles=WORKING) as client:
+        rival, ours = client.with_key(new_key(dsn, "admin", "rival")), client.with_key(new_key(dsn))
+        theirs = {one["name"] for one in rival.get("/api/lanes?limit=200").json["lanes"]}
+        assert not theirs & {"crm", "crm-sales", "crm-transcription", "elevenlabs", "llm"}
+        assert rival.get("/api/lanes/crm").code == rival.post("/api/lanes/crm/pause", {"reason": "x"}).code
+        assert lane_of(ours).owner == "default"
+        assert ours.post("/api/lanes/crm/pause", {"reason": "x"}).status == 200
 
 
 BAD = [

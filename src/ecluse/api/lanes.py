@@ -4,7 +4,7 @@ every tenant at once; a lane of a tenant is listed for and changed by that tenan
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,11 +23,14 @@ surface = Surface("lanes")
 
 Count = Annotated[int, Field(ge=1, le=1_000_000, examples=[10])]
 Rate = Annotated[float, Field(ge=0.0001, le=100_000, examples=[2.5])]
-CLEARS = "null: as the flows declare it."
+CLEARS = "If not set: as the flows declare it."
 
 
 class LaneRow(Shape):
     name: str = Field(examples=["crm"])
+    state: Literal["open", "paused", "down", "held"] = Field(
+        description="`paused` by an operator, `down`: its breaker is open, `held` until `held_until`, or `open`."
+    )
     owner: str | None = Field(description="Tenant whose credential it is for; null: shared by all tenants.")
     max_in_flight: int | None = Field(description="Maximum calls in flight, over all replicas and tenants.")
     max_per_key: int | None
@@ -93,11 +96,18 @@ class MovedStage(Shape):
 class ResumedLane(Shape):
     name: str
     resumed: bool = Field(description="True if it was paused before.")
+    note: str | None = Field(description="If it was not paused: whether calls start, and when; otherwise null.")
     moved: list[MovedStage] = Field(description="Stages whose deadlines moved.")
 
 
-LANES = Listing("lanes", LaneRow, "lane_list", "vendors.read", order=("name",))
-ONE = f"SELECT {', '.join(LaneRow.model_fields)} FROM lane_list WHERE tenant_id = %s AND name = %s"  # noqa: S608
+def _with_state(lane: Row) -> Row:
+    because = {"paused": "paused_at", "down": "down_since", "held": "held_until"}
+    return {**lane, "state": next((state for state, why in because.items() if lane[why] is not None), "open")}
+
+
+LANES = Listing("lanes", LaneRow, "lane_list", "vendors.read", order=("name",), shown=_with_state, added=("state",))
+COLUMNS = ", ".join(name for name in LaneRow.model_fields if name != "state")
+ONE = f"SELECT {COLUMNS} FROM lane_list WHERE tenant_id = %s AND name = %s"  # noqa: S608 - our own names
 
 surface.listing(
     "/api/lanes",
@@ -108,6 +118,7 @@ surface.listing(
         columns=(
             "name",
             "owner",
+            "state",
             "max_in_flight",
             "per_second",
             "in_flight",
@@ -140,7 +151,7 @@ async def show_lane(look: Look, name: str) -> Row:
     found = await fetch_one(look.connection, dict, ONE, (look.tenant, name))
     if found is None:
         raise NotFound(f"There is no lane {storable(name, 50)}.")
-    return found
+    return _with_state(found)
 
 
 async def _preview(look: Look, name: str) -> Row:
@@ -183,10 +194,11 @@ async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
     moved = await resume_lane(act.connection, name, reason=body.reason, by=act.caller.name)
     if moved is None:
         act.changes_nothing()
+    note = None if moved is not None else _not_paused(await show_lane(act, name))
     rows = [one._asdict() for one in moved or ()]
     for row in rows:
         row["by_seconds"] = row.pop("by").total_seconds()
-    return {"name": name, "resumed": moved is not None, "moved": with_ids_as_text(rows)}
+    return {"name": name, "resumed": moved is not None, "note": note, "moved": with_ids_as_text(rows)}
 
 
 @surface.operation(
@@ -196,7 +208,7 @@ async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
     answer=LaneRow,
     action="lane.cap",
     subject="lane:{name}",
-    command=Command("lanes cap", example="ecluse lanes cap crm --max-in-flight 5"),
+    command=Command("lanes cap", preview="show_lane", example="ecluse lanes cap crm --max-in-flight 5"),
 )
 async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
     """Change the caps of a lane while workers run. They hold for the next calls of every replica, also after restarts,
@@ -208,6 +220,15 @@ async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
     else:
         act.changes_nothing()
     return await show_lane(act, name)
+
+
+def _not_paused(lane: Row) -> str:
+    until, state = lane["held_until"], lane["state"]
+    if state == "open":
+        return "It was not paused: its calls start."
+    when = "with the next call" if until is None else f"at {until:%Y-%m-%d %H:%M:%S}Z"
+    why = "the vendor is down, next try" if state == "down" else "it is held, and opens"
+    return f"It was not paused: {why} {when}."
 
 
 async def _check_right(act: Act, name: str) -> None:

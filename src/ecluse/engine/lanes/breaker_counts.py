@@ -62,7 +62,7 @@ async def record_results(
             await connection.execute(PUT, {**facts, "error": last.error if row.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
-                reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; paused for {pause}"
+                reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; closed for {pause}"
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:
                     log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)

@@ -302,7 +302,7 @@ FROM lanes l WHERE l.base = ANY(%s) AND (l.tenant_id IS NULL OR l.tenant_id = %s
 
 
 async def list_lanes(connection: Connection, bases: Collection[str], tenant: str) -> list[dict[str, Any]]:
-    """Return the declared lanes of these names, and the lanes beneath them that are the tenant's or shared, ordered by
-    name, with their calls in flight and waiting items. `down_since` is set if the breaker has opened and no call has
-    been answered since."""
+    """Return the declared lanes of these names and the lanes beneath them, those that are the tenant's or shared,
+    ordered by name, with their calls in flight and waiting items. `down_since` is set if the breaker has opened and no
+    call has been answered since."""
     return await fetch_all(connection, dict, LIST, (list(bases), tenant))

@@ -43,11 +43,11 @@ CHANGE = f"""
 changed AS MATERIALIZED (
     SELECT w.*, l.id FROM wanted w JOIN lanes l ON l.name = w.name
     WHERE l.retired_at IS NOT NULL
-       OR (l.declared_max_in_flight, l.declared_max_per_key, l.declared_per_second, l.declared_burst, l.heaviest,
-           l.break_after)
-          IS DISTINCT FROM (w.max_in_flight, w.max_per_key, w.per_second, w.burst, w.heaviest, w.break_after)
+       OR (l.tenant_id, l.declared_max_in_flight, l.declared_max_per_key, l.declared_per_second, l.declared_burst,
+           l.heaviest, l.break_after)
+          IS DISTINCT FROM (w.tenant, w.max_in_flight, w.max_per_key, w.per_second, w.burst, w.heaviest, w.break_after)
     ORDER BY l.id FOR NO KEY UPDATE OF l)
-UPDATE lanes l SET declared_max_in_flight = n.max_in_flight, declared_max_per_key = n.max_per_key,
+UPDATE lanes l SET tenant_id = n.tenant, declared_max_in_flight = n.max_in_flight, declared_max_per_key = n.max_per_key,
     declared_per_second = n.per_second, declared_burst = n.burst, heaviest = n.heaviest, break_after = n.break_after,
     retired_at = NULL, {IN_FORCE.format(declared="n.", heaviest="n.heaviest", set="l.set_")}
 FROM changed n WHERE l.id = n.id RETURNING pg_notify('ecluse_lanes', l.id::text)

@@ -198,8 +198,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.weight < 1:
             raise ValueError(f"stage {self.name}: weight is {self.weight}; a call takes at least 1 permit")
-        if self.lane.name != self.lane.base or self.lane.tenant is not None:
-            raise ValueError(f"stage {self.name}: lane {self.lane.name} is declared, so it has no slash and no tenant")
+        if self.lane.name != self.lane.base:
+            raise ValueError(f"stage {self.name}: lane {self.lane.name} is declared, so it has no slash")
         if min(self.time_limit, self.max_wait, self.poll) <= timedelta(0) or self.rounds < 0:
             raise ValueError(f"stage {self.name}: time limits are above 0, rounds are not negative")
         if isinstance(self.work, BatchWrite) and (self.work.most < 1 or self.lane.max_per_key != 1):

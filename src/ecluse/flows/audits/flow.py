@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.access.envelope import Refused
+from ecluse.access.tenants import DEFAULT
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
@@ -65,6 +66,7 @@ def audit_stage(
         STAGE,
         Lane(
             "llm",
+            tenant=DEFAULT,
             max_in_flight=config.concurrency,
             per_second=None if config.per_minute is None else Lane.per_minute(config.per_minute),
             breaker=VENDOR_DOWN,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ecluse.access.tenants import DEFAULT
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows, fetch_value
@@ -84,7 +85,7 @@ class Automation:
         self.transcription = transcription
         self.revalidate = Stage(
             REVALIDATE,
-            Lane("crm-sales", max_per_key=select.AT_ONCE, breaker=VENDOR_DOWN),
+            Lane("crm-sales", tenant=DEFAULT, max_per_key=select.AT_ONCE, breaker=VENDOR_DOWN),
             work.revalidate,
             save=work.save_sales,
             retry=CRM_READS,
@@ -95,7 +96,7 @@ class Automation:
         )
         self.fetch = Stage(
             FETCH,
-            Lane("crm", max_in_flight=config.crm_concurrency, breaker=VENDOR_DOWN),
+            Lane("crm", tenant=DEFAULT, max_in_flight=config.crm_concurrency, breaker=VENDOR_DOWN),
             work.fetch,
             save=work.save_fetched,
             retry=CRM_READS,

@@ -23,7 +23,7 @@ from ecluse.vendors.guarded import GuardedHttp
 
 surface = Surface("connections")
 READ, WRITE, ONE = "vendors.read", "vendors.write", "/api/connections/{kind}"
-CLEARS = "null: as the server's knobs say."
+CLEARS = "If not set: as the server's knobs say."
 
 Url = Annotated[
     str,

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ecluse.access.envelope import Refused
+from ecluse.access.tenants import DEFAULT
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column
@@ -91,7 +92,7 @@ class Transcription:
         self.refresh = Stage(
             rules.REFRESH,
             # A lane of its own, not shared with other flows: this cap is a setting of ours, not a limit of the CRM.
-            Lane("crm-transcription", max_in_flight=config.fiche_concurrency, breaker=VENDOR_DOWN),
+            Lane("crm-transcription", tenant=DEFAULT, max_in_flight=config.fiche_concurrency, breaker=VENDOR_DOWN),
             do[rules.REFRESH],
             save=self._plan,
             opens=True,
@@ -106,6 +107,7 @@ class Transcription:
             rules.RECORDINGS,
             Lane(
                 "elevenlabs",
+                tenant=DEFAULT,
                 max_in_flight=config.recording_concurrency,
                 max_per_key=config.per_fiche,
                 per_second=Lane.per_minute(config.per_minute),
