@@ -46,7 +46,7 @@ from ecluse.bootstrap import (
     transcription_config,
     vendor_setup,
 )
-from ecluse.bootstrap.checks import check_disk, check_settings, unpriced
+from ecluse.bootstrap.checks import check_disk, check_settings, has_price, unpriced
 from ecluse.bootstrap.edge import check_descriptors, edge_limits
 from ecluse.db.connect import pool
 from ecluse.db.pools import WATCHING
@@ -169,7 +169,12 @@ def _upkeep(settings: Settings, database: Database, flows: Sequence[Flow], roles
         return [*check_settings(settings), check_descriptors(settings, roles), *disk]
 
     return Upkeep(
-        retention_rules(settings, flows), keep_days(settings), trace_folders(settings), settings.ECLUSE_DB_POOL, check
+        retention_rules(settings, flows),
+        keep_days(settings),
+        trace_folders(settings),
+        settings.ECLUSE_DB_POOL,
+        check,
+        partial(has_price, settings),
     )
 
 

@@ -44,7 +44,7 @@ def test_one_command_serves_the_flow_again_after_each_change(folder: Path, dsn: 
     with log.open("wb") as out, subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=out) as dev:
         try:
             wait_until(lambda: log.read_text().count("server: started") == 1, log)
-            assert "ecluse dev: serving price_sync.flow:FLOW" in log.read_text()
+            assert "ecluse dev: starting a server with price_sync.flow:FLOW" in log.read_text()
             assert answers(port)
             wait_until(lambda: answers(vendors), log)
             flow = folder / "price_sync/flow.py"

@@ -79,6 +79,14 @@ def test_a_database_that_does_not_answer(doctor):
     assert "hunter2" not in str(found)
 
 
+def test_a_host_without_a_database_is_left_without_one(bare, tmp_path):
+    answer = bare("doctor", ECLUSE_DATA_DIR=str(tmp_path / "data"))
+    assert answer.code == 0
+    assert "warn  database     there is none in" in answer.out
+    assert answer.out.splitlines()[0].count("ecluse serve") == 1
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_database_of_ones_own_without_a_key_for_secrets_is_named(doctor, tmp_path):
     _, found = doctor()
     assert "no key to encrypt secrets with" in found["secrets", "warn"]
@@ -203,6 +211,57 @@ def test_lanes_outbox_and_schedules_that_stand_still(doctor, query):
     assert found["lanes", "warn"] == f"erp is paused by bob: night shift; {clock}"
     assert re.search(r"\b3[67]\d\d s old: refused", found["outbox", "warn"])
     assert found["schedules", "warn"] == "nightly: no such time zone"
+
+
+REFUSED = """
+WITH item AS (
+    INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)
+    SELECT 'default', %s, 'hello', 'work', 'a', 'a', id, now() FROM lanes WHERE name = 'crm' RETURNING id)
+INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous)
+SELECT %s, id, 'e', 0, 1, ecluse_now(), 'r1', 'UNAUTHORIZED', 'crm answered 401', false FROM item
+"""
+SUCCEEDED = """
+INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, succeeded, taken_at)
+SELECT 'r1', 1, 'work', id, 1, 1, ecluse_now() FROM lanes WHERE name = 'crm'
+"""
+
+
+def test_a_refused_key_is_named_until_a_call_succeeds(doctor, query):
+    live_replica(query)
+    query("INSERT INTO lanes (name) VALUES ('crm')")
+    query(REFUSED, *[new_run(query)] * 2)
+    said = doctor()[1]["vendors", "warn"]
+    assert "crm: key refused, 1 calls" in said
+    assert said.endswith("crm answered 401")
+    query(SUCCEEDED)
+    assert ("vendors", "warn") not in doctor()[1]
+
+
+PAID = """
+INSERT INTO paid_calls (item_id, claim_id, tenant_id, run_id, root_run_id, root_day, day, vendor, model, priced,
+                        reserved, cost, state, at)
+VALUES (1, 1, 'default', 1, 1, now(), now(), 'llm', 'gpt-9', false, 0, 0, 'settled', now())
+"""
+
+
+def test_work_that_a_budget_holds_and_a_model_that_has_no_price_at_present(doctor, query):
+    live_replica(query)
+    query("INSERT INTO lanes (name) VALUES ('llm')")
+    query(
+        "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, postponed_cause,"
+        " postponed_why) SELECT 'default', %s, 'hello', 'work', 'a', 'a', id, now(), 'budget', 'the budget is used up'"
+        " FROM lanes",
+        new_run(query),
+    )
+    query(
+        "INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)"
+        " VALUES ('default', 'tenant', 0, 'day', 1, now(), now())"
+    )
+    assert doctor()[1]["budgets", "warn"] == "1 items of tenant default wait for a budget: the budget is used up"
+    query("DELETE FROM items")
+    query(PAID)
+    assert doctor()[1]["budgets", "warn"].endswith("no price for llm gpt-9")
+    assert ("budgets", "warn") not in doctor(LLM_PRICES="gpt-9=1/2")[1], "a price was set since"
 
 
 def test_time_that_was_moved_is_noticed(doctor, query):

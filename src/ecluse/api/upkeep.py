@@ -36,6 +36,7 @@ class Upkeep:
     folders: Mapping[str, TraceFolder]
     db_pool: int
     check: Callable[[], list[Finding]]  # settings and disk
+    has_price: Callable[[str, str], bool]  # of a vendor's model
 
 
 class PrunedKind(Shape):
@@ -141,7 +142,7 @@ async def check_installation(look: Look) -> Row:
     """Check settings, disk and database of this server, with advice per problem. Nothing is changed."""
     upkeep = _upkeep(look)
     secrets: Secrets | None = look.state.secrets
-    known = (upkeep.db_pool, upkeep.keep, secrets.key_ids if secrets else ())
+    known = (upkeep.db_pool, upkeep.keep, secrets.key_ids if secrets else (), upkeep.has_price)
     found = [*upkeep.check(), *await check_database(look.kit.dsn, *known)]
     for package in look.state.packages:
         found += await package.doctor(look.connection) if package.doctor is not None else ()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -69,6 +70,12 @@ def open_database(settings: Settings) -> Database:
         return Database(dsn, None)
     server = embedded.start(settings.ECLUSE_DATA_DIR or default_data_dir())
     return Database(normalise(server.dsn()), server)
+
+
+def without_database(settings: Settings) -> Path | None:
+    """Return the data directory if the embedded database is to be used and has not been made yet, else None."""
+    folder = settings.ECLUSE_DATA_DIR or default_data_dir()
+    return None if settings.DATABASE_URL or embedded.pgdata_of(folder).exists() else folder
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:

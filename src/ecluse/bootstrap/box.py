@@ -281,7 +281,9 @@ def _load(name: str) -> Package:
         sys.path.append(here)  # an installed script searches its own directory, not the current one
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+    except SyntaxError as error:
+        raise SetUpError(f"Cannot load flow {name!r}: correct the syntax of {error.filename}: {error}.") from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SetUpError(
             f"Cannot load flow {name!r}: {error}. Give it as package:NAME, with a module that is installed or in the "
             "current directory."

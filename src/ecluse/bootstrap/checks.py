@@ -24,13 +24,19 @@ def check_settings(given: Settings) -> list[Finding]:
     ]
 
 
+def has_price(given: Settings, vendor: str, model: str) -> bool:
+    if vendor == "elevenlabs":
+        return model in given.speech_prices
+    other = given.LLM_PRICE_INPUT_PER_MILLION is not None and given.LLM_PRICE_OUTPUT_PER_MILLION is not None
+    return other or model in given.llm_prices
+
+
 def unpriced(given: Settings) -> list[str]:
     """Say of the models that are in use which have no price, so that budgets count their calls as 0."""
-    other = given.LLM_PRICE_INPUT_PER_MILLION is not None and given.LLM_PRICE_OUTPUT_PER_MILLION is not None
     found = []
-    if given.LLM_API_KEY and given.LLM_MODEL and given.LLM_MODEL not in given.llm_prices and not other:
+    if given.LLM_API_KEY and given.LLM_MODEL and not has_price(given, "llm", given.LLM_MODEL):
         found.append(f"no price for {given.LLM_MODEL}: budgets count its audits as 0; set LLM_PRICES")
-    if given.ELEVENLABS_API_KEY and given.ELEVENLABS_MODEL not in given.speech_prices:
+    if given.ELEVENLABS_API_KEY and not has_price(given, "elevenlabs", given.ELEVENLABS_MODEL):
         model = given.ELEVENLABS_MODEL
         found.append(f"no price for {model}: budgets count its transcriptions as 0; set ELEVENLABS_PRICES")
     return found

@@ -65,7 +65,7 @@ def run(port: int, sandbox_port: int, named: Sequence[str]) -> int:
         while True:
             seen, loaded = sources(here), list(named) or flows(here)
             options = [word for one in loaded for word in ("--flow", one)]
-            print(f"ecluse dev: serving {', '.join(loaded) or 'the built-in flows'}", flush=True)
+            print(f"ecluse dev: starting a server with {', '.join(loaded) or 'the built-in flows'}", flush=True)
             command = [sys.executable, "-m", "ecluse", "serve", "--port", str(port), *options]
             server = subprocess.Popen(command, env=environment)  # noqa: S603 - our own program
             while sources(here) == seen:

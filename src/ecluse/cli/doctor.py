@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import asdict
+from functools import partial
 
 from ecluse import bootstrap, settings
 from ecluse.base import descriptors, logging
 from ecluse.base.errors import SetUpError
-from ecluse.bootstrap.checks import check_disk, check_settings
+from ecluse.bootstrap.checks import check_disk, check_settings, has_price
 from ecluse.bootstrap.edge import check_descriptors
 from ecluse.cli import show
 from ecluse.cli.client import Client, Refused
@@ -43,8 +44,11 @@ def _server(where: Given) -> Client | Finding:
         client = client_for(where, appear_seconds=0)
         client.get("/healthz")
     except Failure as failure:
-        do = "correct the address, or start the server" if named else "start one with `ecluse serve`"
-        return Finding("fail" if named else "warn", "server", failure.message.rstrip("."), do)
+        if named:
+            do = "correct the address, or start the server"
+            return Finding("fail", "server", failure.message.rstrip("."), do)
+        says, _, advice = failure.message.rstrip(".").partition(": ")
+        return Finding("warn", "server", says, advice or "start one with `ecluse serve`")
     return client
 
 
@@ -66,6 +70,9 @@ def _of_host() -> list[Finding]:
         return [Finding("fail", "environment", error.message, "correct the named variable")]
     descriptors.raise_limit()  # as a server does
     findings = [*check_settings(given), check_descriptors(given, ROLES)]
+    if (folder := bootstrap.without_database(given)) is not None:
+        do = "start a server with `ecluse serve`, which makes one, or set DATABASE_URL"
+        return [*findings, Finding("warn", "database", f"there is none in {folder} yet", do)]
     try:
         database = bootstrap.open_database(given)
     except SetUpError as error:
@@ -75,7 +82,7 @@ def _of_host() -> list[Finding]:
             findings.append(check_disk(str(database.server.data_dir)))
         secrets = bootstrap.load_secrets(given, database)
         known = (given.ECLUSE_DB_POOL, bootstrap.keep_days(given), secrets.key_ids if secrets else ())
-        return findings + asyncio.run(check_database(database.dsn, *known))
+        return findings + asyncio.run(check_database(database.dsn, *known, partial(has_price, given)))
     except SetUpError as error:
         return [*findings, Finding("fail", "secrets", error.message, "correct the named variable")]
     finally:

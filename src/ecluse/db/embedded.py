@@ -71,6 +71,10 @@ class Patience:
 PATIENCE = Patience()
 
 
+def pgdata_of(data_dir: Path) -> Path:
+    return data_dir / "pg"
+
+
 def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
     """Start the server of this directory, or join the running one; create directory and database if needed. Blocking.
 
@@ -116,7 +120,7 @@ class Embedded:
 
     @property
     def pgdata(self) -> Path:
-        return self.data_dir / "pg"
+        return pgdata_of(self.data_dir)
 
     @property
     def log_file(self) -> Path:

@@ -1,4 +1,4 @@
-"""Checks on the database: server, schema, replicas, runs, lanes, outbox, schedules, growth."""
+"""Checks on the database: server, schema, replicas, runs, lanes, vendors, outbox, schedules, growth."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib.resources import files
 from typing import Any
 
 import psycopg
-from psycopg.rows import namedtuple_row
 
 from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.db.connect import Connection, open_session
 from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
-from ecluse.doctor.findings import Finding, graded
+from ecluse.doctor import vendors
+from ecluse.doctor.findings import Finding, graded, rows_of
 from ecluse.engine import ROLES, RUNS_AT_ONCE
 from ecluse.retention import growth
 
@@ -29,14 +29,21 @@ def newest_revision() -> str:
     return max(name.partition("_")[0] for name in scripts if name[0].isdigit())
 
 
-async def check_database(dsn: str, pool: int, keep: Mapping[str, int], key_ids: Sequence[str] = ()) -> list[Finding]:
+async def check_database(
+    dsn: str,
+    pool: int,
+    keep: Mapping[str, int],
+    key_ids: Sequence[str] = (),
+    has_price: Callable[[str, str], bool] = lambda vendor, model: False,  # noqa: ARG005 - none is known
+) -> list[Finding]:
     """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days; `key_ids` are those of the
-    sealing keys here, the current one first."""
+    sealing keys here, the current one first; `has_price` says of a vendor's model whether a price is set."""
     findings = []
     try:
         async with await open_session(dsn) as connection:
             await connection.execute("SET statement_timeout = '10s'")
-            for part in (*PARTS, partial(_secrets, key_ids), partial(_growth, keep), partial(_connections, pool)):
+            given = (partial(vendors.budgets, has_price), partial(_secrets, key_ids), partial(_growth, keep))
+            for part in (*PARTS, *given, partial(_connections, pool)):
                 async for finding in part(connection):
                     findings.append(finding)
                     if finding.level == "fail" and part is _schema:
@@ -46,14 +53,8 @@ async def check_database(dsn: str, pool: int, keep: Mapping[str, int], key_ids: 
     return findings
 
 
-async def _rows(connection: Connection, query: str) -> list[Any]:
-    async with connection.cursor(row_factory=namedtuple_row) as cursor:
-        await cursor.execute(query)  # type: ignore[arg-type, unused-ignore]
-        return await cursor.fetchall()
-
-
 async def _server(connection: Connection) -> AsyncIterator[Finding]:
-    (row,) = await _rows(
+    (row,) = await rows_of(
         connection,
         "SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS standby,"
         " current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,"
@@ -74,14 +75,14 @@ def allowed_connections(most: int, *limits: int) -> int:
 
 
 async def _connections(pool: int, connection: Connection) -> AsyncIterator[Finding]:
-    (row,) = await _rows(
+    (row,) = await rows_of(
         connection,
         "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
         " - coalesce(current_setting('reserved_connections', true)::int, 0) AS most, rolconnlimit, datconnlimit,"
         " (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL) AS used"
         " FROM pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()",
     )
-    live = await _rows(connection, "SELECT roles FROM replicas WHERE state = 'live'")
+    live = await rows_of(connection, "SELECT roles FROM replicas WHERE state = 'live'")
     needed = sum(most_connections(one.roles, pool) for one in live) or most_connections(ROLES, pool)
     allowed = allowed_connections(row.most, row.rolconnlimit, row.datconnlimit)
     who = f"{len(live)} live replicas" if len(live) > 1 else "one replica"
@@ -95,7 +96,7 @@ async def _connections(pool: int, connection: Connection) -> AsyncIterator[Findi
 
 async def _clock(connection: Connection) -> AsyncIterator[Finding]:
     asked = datetime.now(UTC)
-    ((theirs,),) = await _rows(connection, "SELECT clock_timestamp()")
+    ((theirs,),) = await rows_of(connection, "SELECT clock_timestamp()")
     answered = datetime.now(UTC)
     skew = (theirs - (asked + (answered - asked) / 2)).total_seconds()
     level = graded(abs(skew), *SKEW)
@@ -106,7 +107,7 @@ async def _clock(connection: Connection) -> AsyncIterator[Finding]:
 async def _schema(connection: Connection) -> AsyncIterator[Finding]:
     newest = newest_revision()
     try:
-        rows = await _rows(connection, "SELECT version_num FROM alembic_version")
+        rows = await rows_of(connection, "SELECT version_num FROM alembic_version")
     except psycopg.errors.UndefinedTable:
         rows = []
     current = rows[0].version_num if rows else "none"
@@ -119,7 +120,7 @@ async def _schema(connection: Connection) -> AsyncIterator[Finding]:
         do = "run `ecluse migrate`, or start a server, which migrates the database"
         yield Finding("fail", "schema", f"revision {current}, but this program needs {newest}", do)
     if current == newest:
-        ((moved,),) = await _rows(connection, 'SELECT "offset" FROM clock_offset')
+        ((moved,),) = await rows_of(connection, 'SELECT "offset" FROM clock_offset')
         if moved != timedelta(0):
             yield Finding(
                 "warn", "clock", f"clock_offset moves time by {moved}", "set clock_offset to zero: only tests move time"
@@ -127,7 +128,7 @@ async def _schema(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(
+    rows = await rows_of(
         connection,
         "SELECT id, state, extract(epoch FROM clock_timestamp() - beat_at)::float8 AS age FROM replicas"
         " ORDER BY beat_at",
@@ -165,8 +166,8 @@ ORDER BY r.id
 
 
 async def _runs(connection: Connection) -> AsyncIterator[Finding]:
-    led = await _rows(connection, UNLED)
-    overdue = await _rows(
+    led = await rows_of(connection, UNLED)
+    overdue = await rows_of(
         connection,
         "SELECT r.id, s.stage FROM runs r JOIN stages s ON s.run_id = r.id WHERE r.ended_at IS NULL"
         " AND s.ended_at IS NULL AND s.deadline_at < ecluse_now() - interval '1 minute'"
@@ -179,12 +180,12 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
         says = f"past the deadline of a stage: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"
         yield Finding("warn", "runs", says, "read `ecluse runs log ID`; a running server ends the stage")
     if not led and not overdue:
-        ((count,),) = await _rows(connection, "SELECT count(*) FROM runs WHERE ended_at IS NULL")
+        ((count,),) = await rows_of(connection, "SELECT count(*) FROM runs WHERE ended_at IS NULL")
         yield Finding("ok", "runs", f"{count} open, each led by a live replica and within its deadline")
 
 
 async def _work(connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(
+    rows = await rows_of(
         connection,
         "SELECT event, sum(items)::int AS items, max(age) AS age, EXISTS (SELECT 1 FROM replicas p"
         " WHERE p.state = 'live' AND u.event = ANY (p.work)) AS has_worker FROM unclaimed u GROUP BY 1 ORDER BY 1",
@@ -198,7 +199,7 @@ async def _work(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(
+    rows = await rows_of(
         connection,
         "SELECT name, paused_by, paused_reason, clock_stopped_at, held_until, held_reason, failing_since, last_failure,"
         " trips > 0 AS down FROM lanes"
@@ -225,7 +226,7 @@ async def _lanes(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _outbox(connection: Connection) -> AsyncIterator[Finding]:
-    (row,) = await _rows(
+    (row,) = await rows_of(
         connection,
         "SELECT count(*) AS count, coalesce(extract(epoch FROM ecluse_now() - min(occurred_at)), 0)::float8 AS age,"
         " max(error) AS error FROM events_outbox WHERE published_seq IS NULL",
@@ -240,7 +241,7 @@ async def _outbox(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(
+    rows = await rows_of(
         connection,
         "SELECT name, error, next_due_at < ecluse_now() - interval '1 minute' AS overdue FROM schedules"
         " WHERE deleted_at IS NULL AND (error IS NOT NULL OR next_due_at < ecluse_now() - interval '1 minute')"
@@ -254,30 +255,6 @@ async def _schedules(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "schedules", "none failing, none overdue")
 
 
-# The kinds that the runs of an automation schedule need; the tenant default has those of the environment.
-UNCONNECTED = """
-SELECT s.tenant_id, count(DISTINCT s.id)::int AS schedules, array_agg(DISTINCT k.kind ORDER BY k.kind) AS kinds
-FROM schedules s JOIN automation_settings a ON a.id = s.id
-CROSS JOIN LATERAL (VALUES ('crm', true), ('speech', a.run_transcription OR a.run_audits), ('llm', a.run_audits))
-    AS k(kind, needed)
-LEFT JOIN connections c ON c.tenant_id = s.tenant_id AND c.kind = k.kind
-WHERE s.tenant_id <> 'default' AND s.enabled AND s.deleted_at IS NULL AND k.needed AND c.kind IS NULL
-GROUP BY 1 ORDER BY 1
-"""
-
-
-async def _unconnected(connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(connection, UNCONNECTED)
-    for row in rows:
-        says = (
-            f"tenant {row.tenant_id} has no connection {', '.join(row.kinds)}: runs of {row.schedules} schedules fail"
-        )
-        do = f"`ecluse --tenant {row.tenant_id} connections create KIND --base-url URL --api-key-file FILE`"
-        yield Finding("warn", "vendors", says, do)
-    if not rows:
-        yield Finding("ok", "vendors", "each tenant with schedules has the connections that they need")
-
-
 UNSEALED = f"""
 SELECT (SELECT count(*) FROM notification_endpoints WHERE kind = 'webhook' AND url NOT LIKE '%{ORIGIN_ENDS}')
      + (SELECT count(*) FROM automation_settings WHERE webhook_url NOT LIKE '%{ORIGIN_ENDS}') AS urls
@@ -285,7 +262,7 @@ SELECT (SELECT count(*) FROM notification_endpoints WHERE kind = 'webhook' AND u
 
 
 async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncIterator[Finding]:
-    rows = await _rows(connection, "SELECT key_id, count(*) AS count FROM secrets GROUP BY 1 ORDER BY 1")
+    rows = await rows_of(connection, "SELECT key_id, count(*) AS count FROM secrets GROUP BY 1 ORDER BY 1")
     names = dict(zip(key_ids, ("the current key", "the old key"), strict=False))
     says = ", ".join(f"{row.count} sealed with {names.get(row.key_id, 'another key')} ({row.key_id})" for row in rows)
     if lost := [row for row in rows if row.key_id not in key_ids]:
@@ -295,7 +272,7 @@ async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncItera
         yield Finding("warn", "secrets", says, "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD")
     else:
         yield Finding("ok", "secrets", says or "none stored")
-    ((urls,),) = await _rows(connection, UNSEALED)
+    ((urls,),) = await rows_of(connection, UNSEALED)
     if urls:
         do = "start a server with the role scheduler and a secret key, or run `ecluse secrets rotate`"
         yield Finding("warn", "secrets", f"{urls} webhook URLs are stored in plain text", do)
@@ -308,22 +285,7 @@ async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncItera
         yield Finding("warn", "growth", *wrong)
 
 
-async def _budgets(connection: Connection) -> AsyncIterator[Finding]:
-    """Warn of budgets that do not limit all calls, because a model has no price."""
-    (row,) = await _rows(
-        connection,
-        "SELECT (SELECT count(*) FROM budgets) AS budgets, count(*) AS calls,"
-        " string_agg(DISTINCT vendor || ' ' || model, ', ') AS models FROM paid_calls"
-        " WHERE NOT priced AND at > ecluse_now() - interval '31 days' AND tenant_id IN (SELECT tenant_id FROM budgets)",
-    )
-    if row.calls:
-        says = f"{row.calls} paid calls of the last 31 days count as 0 in budgets: no price for {row.models}"
-        yield Finding("warn", "budgets", says, "set LLM_PRICES and ELEVENLABS_PRICES, and restart the servers")
-    elif row.budgets:
-        yield Finding("ok", "budgets", f"{row.budgets} set")
-
-
-PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, _unconnected, _budgets)
+PARTS = (_server, _clock, _schema, _replicas, _runs, _work, _lanes, _outbox, _schedules, *vendors.PARTS)
 
 
 def _some(rows: list[Any], name: Callable[[Any], str]) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from psycopg.rows import namedtuple_row
+
+from ecluse.db.connect import Connection
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,12 @@ class Finding:
     what: str
     says: str
     do: str = ""
+
+
+async def rows_of(connection: Connection, query: str) -> list[Any]:
+    async with connection.cursor(row_factory=namedtuple_row) as cursor:
+        await cursor.execute(query)  # type: ignore[arg-type, unused-ignore]
+        return await cursor.fetchall()
 
 
 def graded(value: float, warn: float, fail: float) -> Literal["ok", "warn", "fail"]:
