@@ -131,7 +131,8 @@ def test_a_start_is_refused_while_the_budget_is_used_up_and_only_of_flows_that_p
     refused = admin.post("/api/runs", {"flow": "paid", "key": "second"})
     assert (refused.status, refused.code) == (409, "BUDGET_EXCEEDED")
     assert (
-        "The day's budget of tenant default is used up: 1.4 of 1.5 spent. Nothing was started." in refused.body.decode()
+        "The day's budget of tenant default has 0.1 left, too little for the next call: 1.4 of 1.5 spent. Nothing was"
+        " started." in refused.body.decode()
     )
     assert admin.post("/api/runs", {"flow": "paid", "key": "first"}).status == 200  # known: nothing is started
     assert admin.post("/api/runs", {"flow": "test"}).status == 201

@@ -77,7 +77,7 @@ REFUSALS = {
     ),
     "BUDGET_EXCEEDED": Refusal(
         409,
-        "A budget of the tenant or of the schedule is used up; nothing was started.",
+        "A budget of the tenant or of the schedule has no room for the next call; nothing was started.",
         "Start again when its next period begins, which the message says, or raise the budget.",
     ),
     "BUDGET_BELOW_SPENT": Refusal(

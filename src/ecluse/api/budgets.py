@@ -9,14 +9,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Command, Noun, Surface
+from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, IdFilter, Shape
 from ecluse.api.shapes import Id
-from ecluse.base.errors import InvalidInput
+from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.query import Row, fetch_one
 from ecluse.engine import Budget, delete_budget, set_budget
+from ecluse.engine.model.budget import amount
 
 surface = Surface("budgets")
+BudgetNumber = Annotated[int, Noun("budget")]
 READ, WRITE = "budgets.read", "budgets.write"
 Amount = Annotated[Decimal, Field(strict=False, ge=0, max_digits=20, decimal_places=9, examples=["25.00"])]
 IdInBody = Annotated[str | None, Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["7"])]
@@ -44,7 +46,9 @@ class BudgetRow(Shape):
     spent: Money = Field(description="In this period. Calls that may have been made count with what was reserved.")
     reserved: Money = Field(description="For calls in flight.")
     available: Money
-    used_up: bool = Field(description="A call did not fit any more: calls wait, and starts are refused.")
+    used_up: bool = Field(
+        description="A call did not fit into the last tenth of it: calls wait, and starts are refused."
+    )
     renews_at: datetime | None = Field(description="When the next period begins; null: of a run.")
     created_at: datetime
     updated_at: datetime
@@ -79,8 +83,12 @@ class SpendFilters(Filters):
     until: Annotated[date | None, Where("t.day < %(until)s")] = None
 
 
-BUDGETS = Listing("budgets", BudgetRow, "budget_list", READ, filters=BudgetFilters, order=("id",))
-SPEND = Listing("spend", SpendRow, "spend_list", READ, filters=SpendFilters, order=("-day", "id"))
+def _readable(row: Row) -> Row:
+    return {name: amount(value) if isinstance(value, Decimal) else value for name, value in row.items()}
+
+
+BUDGETS = Listing("budgets", BudgetRow, "budget_list", READ, filters=BudgetFilters, order=("id",), shown=_readable)
+SPEND = Listing("spend", SpendRow, "spend_list", READ, filters=SpendFilters, order=("-day", "id"), shown=_readable)
 ONE = f"SELECT {', '.join(BudgetRow.model_fields)} FROM budget_list WHERE tenant_id = %s AND id = %s"  # noqa: S608
 
 surface.listing(
@@ -89,7 +97,7 @@ surface.listing(
     list_budgets="List the budgets, with what is spent of each in the present period.",
     command=Command(
         "budgets list",
-        columns=("id", "scope", "schedule_id", "run_id", "period", "amount", "spent", "reserved", "used_up"),
+        columns=("id", "scope", "schedule_id", "run_id", "period", "amount", "spent", "reserved", "available"),
         empty="no budgets: paid calls are not limited (`ecluse budgets set AMOUNT --period day`)",
     ),
 )
@@ -103,6 +111,15 @@ surface.listing(
         empty="no paid calls yet",
     ),
 )
+
+
+@surface.read("/api/budgets/{budget_id}", needs=READ, answer=BudgetRow, command=Command("budgets show"))
+async def show_budget(look: Look, budget_id: BudgetNumber) -> Row:
+    """Show one budget, with what is spent of it in the present period."""
+    row: Row | None = await fetch_one(look.connection, dict, ONE, (look.tenant, budget_id))
+    if row is None:
+        raise NotFound(f"There is no budget {budget_id}.")
+    return _readable(row)
 
 
 @surface.operation(
@@ -119,8 +136,7 @@ async def put_budget(act: Act, body: NewBudget) -> Row:
     """Set the budget of the tenant, of a schedule or of a run: a new one, or another amount. Calls that wait for a
     budget are tried again at once."""
     number = await set_budget(act.connection, _budget(act.tenant, body))
-    row: Row | None = await fetch_one(act.connection, dict, ONE, (act.tenant, number))
-    return {**(row or {}), "warnings": list(act.state.unpriced)}
+    return {**await show_budget(act, number), "warnings": list(act.state.unpriced)}
 
 
 @surface.operation(
@@ -130,9 +146,9 @@ async def put_budget(act: Act, body: NewBudget) -> Row:
     answer=Deleted,
     action="budget.delete",
     subject="budget:{budget_id}",
-    command=Command("budgets delete"),
+    command=Command("budgets delete", preview="show_budget"),
 )
-async def remove_budget(act: Act, budget_id: Annotated[int, Noun("budget")]) -> Row:
+async def remove_budget(act: Act, budget_id: BudgetNumber) -> Row:
     """Delete a budget: paid calls are not limited by it any more, and those that wait for it continue."""
     await delete_budget(act.connection, act.tenant, budget_id)
     return {"id": str(budget_id), "deleted": True}
@@ -144,7 +160,7 @@ def _budget(tenant: str, body: NewBudget) -> Budget:
             raise InvalidInput("run_id: the budget of a run has neither a schedule nor a period")
         return Budget(tenant, "run", int(body.run_id), "all", body.amount)
     if body.period is None:
-        raise InvalidInput("period: day or month")
+        raise InvalidInput("period: give day or month, for the budget of a tenant or a schedule")
     if body.schedule_id is not None:
         return Budget(tenant, "schedule", int(body.schedule_id), body.period, body.amount)
     return Budget(tenant, "tenant", 0, body.period, body.amount)

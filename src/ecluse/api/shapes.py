@@ -58,9 +58,14 @@ class RunInFull(RunRow):
     )
     selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")
     cost: str | None = Field(
-        description="What its paid calls and those of the runs it started have cost; null: there were none.",
+        description="What its paid calls and those of the runs it started have cost, with `cost_unknown`; null: there "
+        "were none with a price.",
         examples=["0.012345"],
     )
+    cost_unknown: str | None = Field(
+        description="The part of the cost of calls that may have been paid for, although they have no result."
+    )
+    unpriced_calls: int = Field(description="Paid calls of models without a price: they are not in the cost.")
     cost_reserved: str | None = Field(description="Reserved for paid calls in flight; null: there are none.")
 
 
@@ -170,7 +175,7 @@ class StartedRun(Shape):
 
 
 class Reason(Body):
-    reason: str = Field(min_length=1, max_length=2000, examples=["wrong catalogue"])
+    reason: str = Field(min_length=1, max_length=2000, examples=["asked for by the vendor"])
 
 
 class EndPreview(Shape):

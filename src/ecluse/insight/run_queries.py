@@ -35,10 +35,12 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes,
-    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.cost, p.cost_reserved
+    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.*
 FROM runs r CROSS JOIN LATERAL (
-    SELECT trim_scale(sum(coalesce(cost, reserved)) FILTER (WHERE state <> 'reserved')) AS cost,
-           trim_scale(sum(reserved) FILTER (WHERE state = 'reserved')) AS cost_reserved
+    SELECT trim_scale(round(sum(coalesce(cost, reserved)) FILTER (WHERE state <> 'reserved' AND priced), 6)) AS cost,
+           trim_scale(round(sum(reserved) FILTER (WHERE state = 'reserved' AND priced), 6)) AS cost_reserved,
+           trim_scale(round(sum(reserved) FILTER (WHERE state = 'unknown' AND priced), 6)) AS cost_unknown,
+           (count(*) FILTER (WHERE NOT priced))::int AS unpriced_calls
     FROM paid_calls WHERE run_id = r.id OR root_run_id = r.id) p
 WHERE r.id = %(run)s AND r.tenant_id = %(tenant)s
 """

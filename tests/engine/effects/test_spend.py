@@ -100,8 +100,8 @@ async def test_beyond_the_budget_calls_wait_with_the_reason_and_continue_when_it
     assert told.blocked
     (group,) = told.groups
     assert (
-        "the day's budget of tenant default is used up (0.9 of 1 spent, 0 reserved; this call may cost 0.3)"
-        in told.summary
+        "the day's budget of tenant default has 0.1 left, too little for this call"
+        " (0.9 of 1 spent, 0 reserved; this call may cost 0.3)" in told.summary
     )
     assert "or when it is raised" in group.detail
     assert group.first_at is not None
@@ -161,7 +161,7 @@ async def test_a_run_whose_budget_cannot_suffice_ends_and_says_so(start_kit, que
     assert (ended["status"], ended["successful"], ended["failed"]) == ("partial", 1, 2)
     assert ended["outcomes"] == {"successful": 1, "BUDGET_EXCEEDED": 2}
     ((reason,),) = query("SELECT DISTINCT reason FROM outcomes WHERE outcome = 'failed'")
-    assert "the day's budget of tenant default is used up" in reason
+    assert "the day's budget of tenant default has 0.1 left, too little for this call" in reason
 
 
 async def test_a_call_that_was_not_made_costs_nothing_and_a_doubtful_one_what_was_reserved(start_kit, query, dsn):
@@ -180,7 +180,8 @@ async def test_a_call_that_was_not_made_costs_nothing_and_a_doubtful_one_what_wa
     one, f = only_items(work, retry=stage().retry.__class__(executions=1))
     kit = await start_kit(f)
     run = await begin(kit, one, f, 4)
-    await wait_for_run(kit, run, PATIENCE)
+    ended = await wait_for_run(kit, run, PATIENCE)
+    assert (ended["cost"], ended["cost_unknown"]) == (Decimal("0.67"), Decimal("0.6"))
     assert query("SELECT state, trim_scale(coalesce(cost, reserved))::text FROM paid_calls ORDER BY 1, 2") == [
         ("settled", "0.07"),
         ("unknown", "0.3"),
@@ -310,7 +311,9 @@ async def test_a_start_that_a_caller_waits_for_is_refused_while_a_budget_is_used
         for claimed in held:
             await spend.reserve(connection, [spend.Wanted(claimed, Charge("llm", "m", Decimal("0.46")))])
             await spend.settle(connection, {claimed.claim_key: Settlement("settled", Decimal("0.46"))})
-        with pytest.raises(Conflict, match=r"month's budget of tenant default is used up: 0.46 of 0.5") as refused:
+        with pytest.raises(
+            Conflict, match=r"month's budget of tenant default has 0.04 left, .* 0.46 of 0.5"
+        ) as refused:
             await require_budget(connection, f, "default")
         assert refused.value.code == "BUDGET_EXCEEDED"
         await require_budget(connection, f, "other")

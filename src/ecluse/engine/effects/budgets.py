@@ -95,14 +95,16 @@ async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> 
 
 
 async def require_budget(connection: Connection, flow: Flow, tenant: str, schedule_id: int | None = None) -> None:
-    """Raise Conflict if the runs of the flow make paid calls, and a budget of the tenant or of the schedule has no room
-    for another call. For starts that a caller waits for: other runs start, and their calls wait."""
+    """Raise Conflict if the runs of the flow make paid calls, and a budget of the tenant or of the schedule is spent,
+    or a call did not fit into its last tenth. For starts that a caller waits for: other runs start, and their calls
+    wait."""
     if not any(stage.paid for stage in flow.stages):
         return
     given = {"tenant": tenant, "schedule": schedule_id}
     for scope, subject, period, spent, limit, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
         name = budget_name(tenant, scope, subject, period)
-        why = f"The {name} is used up: {amount(spent)} of {amount(limit)} spent. Nothing was started."
+        is_so = "is used up" if spent >= limit else f"has {amount(limit - spent)} left, too little for the next call"
+        why = f"The {name} {is_so}: {amount(spent)} of {amount(limit)} spent. Nothing was started."
         raise Conflict(
             f"{why} Start again at {renewed:%Y-%m-%d %H:%M:%S}Z, or raise the budget.", code="BUDGET_EXCEEDED"
         )

@@ -67,7 +67,7 @@ class Total:
 
 class Exceeded(NamedTuple):
     """A budget has no room for a call, which waits until `until`; with it wait `others`, of which none is expected to
-    fit. `used_up`: so much is spent of the budget, not only reserved."""
+    fit. `used_up`: so much is spent of the budget, not only reserved, that no other call is expected to fit."""
 
     key: TotalKey
     until: datetime
@@ -107,8 +107,10 @@ def _exceeded(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Exce
         return Exceeded(key, now + AGAIN, f"{why}; it continues when they have cost less", others, used_up=False)
     renewed = key.renewed_at
     when = "when it is raised" if renewed is None else f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or when it is raised"
-    used_up = total.budget - total.spent <= REST * total.budget
-    why = f"the {key} is used up ({figures}; {call}); it continues {when}"
+    left = total.budget - total.spent
+    used_up = left <= REST * total.budget
+    is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for this call"
+    why = f"the {key} {is_so} ({figures}; {call}); it continues {when}"
     return Exceeded(key, renewed or now + UNTIL_RAISED, why, used_up, used_up)
 
 
@@ -120,5 +122,5 @@ def budget_name(tenant: str, scope: Scope, subject_id: int, period: Period) -> s
 
 
 def amount(value: Decimal) -> str:
-    """Return an amount of money as people read it, without an exponent or trailing zeros."""
-    return f"{value.normalize() if value else Decimal(0):f}"
+    """Return an amount of money as people read it: at most six decimals, without an exponent or trailing zeros."""
+    return f"{round(value, 6).normalize() if value else Decimal(0):f}"

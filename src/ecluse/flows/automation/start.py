@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationError
@@ -81,16 +82,16 @@ class AutomationRedrive(Redrive):
         each = await fetch_value(connection, COST, (run.tenant_id, configs))
         calls = {"transcripts": left, "audits": len(targets) * len(configs)}
         known, default = self.config.transcript_cost(length), self.config.transcript_cost(None)
-        costs = {
+        costs: dict[str, Decimal | None] = {
             "transcripts": None if known is None or default is None else known + default * unknown,
             "audits": None if each is None else each * calls["audits"],
         }
-        priced = [costs[kind] for kind, count in calls.items() if count and costs[kind] is not None]
+        priced = [cost for kind, cost in costs.items() if calls[kind] and cost is not None]
         return Estimate(
             calls,
             left * 60 / self.config.per_minute if left else None,
-            f"{sum(priced):.6f}" if priced else None,
-            [kind for kind, count in calls.items() if count and costs[kind] is None],
+            f"{sum(priced, Decimal(0)):.6f}" if priced else None,
+            [kind for kind, cost in costs.items() if calls[kind] and cost is None],
         )
 
     async def start(
