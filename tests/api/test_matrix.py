@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from ecluse.access.permissions import EXECUTE, PERMISSIONS, ROLES, permissions_of
+from ecluse.access.permissions import EXECUTE, OF_SERVER, PERMISSIONS, ROLES, permissions_of
 from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
@@ -477,6 +477,8 @@ def test_me_says_what_the_key_in_hand_may_do(shared_api, callers):
     me = shared_api.with_key(callers["viewer"]).get("/api/me").json
     assert (me["tenant_id"], me["role"], me["scope"]) == ("default", "viewer", "ALL")
     assert me["permissions"] == sorted(ROLES["viewer"])
+    theirs = shared_api.with_key(callers["other tenant's admin"]).get("/api/me").json["permissions"]
+    assert set(ROLES["admin"]) - set(theirs) == OF_SERVER, "of the whole server"
     limited = shared_api.with_key(callers["limited scope"])
     assert (limited.get("/api/me").json["scope"], limited.get("/api/me").json["crm_user_id"]) == ("SELF", "7")
     refused = limited.get("/api/runs")

@@ -87,6 +87,15 @@ def test_lists_come_in_pages_in_one_order_and_can_be_filtered(api, query):
         assert [row["id"] for row in api.get(f"/api/runs?{filters}").json["runs"]] == expected, filters
 
 
+def test_runs_that_other_runs_have_started_are_listed_by_their_flow_or_target(api, dsn, query, started):
+    child = api.post("/api/runs", {"flow": "test", "key": "child"}).json["run_id"]
+    query("UPDATE runs SET flow = 'part', parent_run_id = %s WHERE id = %s", int(started), int(child))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(RESULTS, {"run": child, "targets": ["c"]})
+    for filters, expected in {"": [started], "flow=part": [child], "target=c": [child], "flow=test": [started]}.items():
+        assert [row["id"] for row in api.get(f"/api/runs?{filters}").json["runs"]] == expected, filters
+
+
 def test_items_log_and_stages_of_a_run_are_shown_as_described(api, dsn, started, query):
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(RESULTS, {"run": started, "targets": ["c", "a", "b"]})

@@ -1,6 +1,8 @@
 """Permissions that a route may require, and the roles that have them: a permission is `area.read` or `area.write`, a
 role is a set of permissions.
 
+Those of `OF_SERVER` are about the whole server, so only admins of the tenant `default` can use them.
+
 A viewer reads, an operator also acts, an admin also administers keys, tenants and budgets, reads the audit trail
 and erases. An agent, whose credential is of a host and no API key, executes the jobs of that host and does nothing
 else; no other role can.
@@ -33,6 +35,10 @@ ADMINISTRATION = frozenset(
         "budgets.write",
         *(f"{area}.{verb}" for area in ADMINISTERED for verb in ("read", "write")),
     }
+)
+
+OF_SERVER = frozenset(
+    {"doctor.read", *(f"{area}.{verb}" for area in ("tenants", "retention") for verb in ("read", "write"))}
 )
 
 AGENT, EXECUTE = "agent", "agent.execute"

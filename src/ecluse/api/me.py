@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ecluse.access.permissions import permissions_of
+from ecluse.access.permissions import OF_SERVER, permissions_of
 from ecluse.access.surface import Command, Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.api.shapes import Role
@@ -34,5 +34,5 @@ async def show_me(look: Look) -> Row:
         "scope": caller.scope,
         "groupes": caller.groupes,
         "crm_user_id": caller.crm_user_id,
-        "permissions": sorted(permissions_of(caller.role)),
+        "permissions": sorted(permissions_of(caller.role) - (set() if caller.administers_tenants else OF_SERVER)),
     }

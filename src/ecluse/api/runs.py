@@ -28,13 +28,16 @@ RunId = Annotated[int, Noun("run")]
 # Event keys that callers choose are apart from those that are computed (slots, deliveries, redrives): a caller cannot
 # take the key of a run that is due.
 OF_CALLERS = "request:"
-# In the words of the index `runs_not_deliveries`.
-NO_DELIVERIES = "t.flow <> 'notifications'"
+# In the words of the index `runs_listed`. Of a target, the child runs that work on it are wanted, too.
+LISTED = (
+    "(%(target)s::text IS NOT NULL OR t.parent_run_id IS NULL OR t.schedule_id IS NOT NULL)"
+    " AND t.flow <> 'notifications'"
+)
 SELECTED = "t.id IN (SELECT o.run_id FROM outcomes o WHERE o.target = %(target)s)"
 
 
 class RunFilters(Filters):
-    flow: Annotated[Filter, Where("t.flow = %(flow)s", otherwise=NO_DELIVERIES)] = None
+    flow: Annotated[Filter, Where("t.flow = %(flow)s", otherwise=LISTED)] = None
     state: Annotated[Filter, Where("(t.state = %(state)s OR (t.status = %(state)s AND t.state <> 'cancelled'))")] = None
     schedule_id: IdFilter = None
     target: Annotated[TargetFilter, Where(SELECTED)] = None
@@ -59,6 +62,10 @@ ITEMS = Listing(
 )
 
 
+# Its groups say why all items wait; item by item it would be the same line again and again.
+WHY = Command("runs why", hides=("waiting", "limit", "offset"))
+
+
 async def exists(look: Look, run_id: int) -> None:
     await run_queries.check_tenant(look.connection, look.tenant, run_id)
 
@@ -68,8 +75,8 @@ surface.listing(
     RUNS,
     list_runs="List runs, the newest first. `state` is a neutral state or a flow's own status for it; cancelled runs"
     " are found by `cancelled` alone. `target`: runs that selected it. `since` and `until` compare the instant at which"
-    " a run was created. Deliveries of notifications, which are runs too, are left out unless `flow=notifications` is"
-    " given.",
+    " a run was created. Runs that other runs have started, and deliveries of notifications, which are runs too, are"
+    " left out unless `flow` names their flow.",
     command=Command(
         "runs list",
         columns=("id", "flow", "status", "selected", "successful", "failed", "ignored", "created_at"),
@@ -94,7 +101,7 @@ async def show_run(look: Look, run_id: RunId) -> Row:
     return {**run, "redrives": [str(one) for one in run["redrives"]]}
 
 
-@surface.read("/api/runs/{run_id}/waiting", needs="runs.read", answer=shapes.WaitingPage, command=Command("runs why"))
+@surface.read("/api/runs/{run_id}/waiting", needs="runs.read", answer=shapes.WaitingPage, command=WHY)
 async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offset = 0) -> Row:
     """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts, and item by
     item."""
