@@ -73,7 +73,7 @@ def test_a_key_is_limited_to_groups_or_to_a_user(operator, query):
         ("SELF", [], "7"),
     ]
     refused(operator(*create, "--scope", "GROUP"), "groupes")
-    refused(operator(*create, "--expires-in", "soon"), "expires_in")
+    refused(operator(*create, "--expires-in", "soon"), "--expires-in")
 
 
 RUN = """
@@ -99,7 +99,7 @@ def test_a_lane_is_paused_after_a_preview_of_what_fails_and_resumed(operator, qu
     assert "invoice unpaid" in operator("lanes", "list").out
     operator.done("lanes", "resume", "speech", "--reason", "paid", "--yes")
     assert one("SELECT count(*) FROM lanes WHERE paused_at IS NOT NULL") == 0
-    operator.done("lanes", "cap", "speech", "--max-in-flight", "3")
+    operator.done("lanes", "cap", "speech", "--max-in-flight", "3", "--yes")
     assert operator.done("lanes", "show", "speech")["max_in_flight"] == 3
     refused(operator("lanes", "pause", "speach", "--reason", "x", "--yes"), "speach")
 
@@ -158,6 +158,26 @@ def test_a_schedule_of_automation_has_its_own_options(operator):
         operator(*AUTOMATION, "x", "--range", "yesterday", "--type", "WEEKLY", "--at", "06:00", "--day-of-week", "9")
     )
     refused(operator(*AUTOMATION, "x"), "date_range")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*AUTOMATION, "x", "--type", "DAILY", "--at", "25:00"), "--at: This should be a time of day from 00:00 to"),
+        ((*AUTOMATION, "x", "--type", "FOO"), "--type: 'FOO' is not one of"),
+        (("budgets", "set", "5"), "--period: give day or month"),
+        (("keys", "create", "x", "--role", "viewer", "--expires-in", "yesterday"), "--expires-in: This should be such"),
+        (("tenants", "create", "Bad/Name"), "ID: This should be up to 100 letters"),
+    ],
+)
+def test_what_is_wrong_is_named_as_it_was_typed(operator, arguments, said):
+    refused(operator(*arguments), said)
+
+
+def test_a_list_beside_other_fields_says_that_it_is_empty(operator):
+    shown = operator("connections", "list")
+    assert shown.err.startswith("no connections: `ecluse connections create")
+    assert "limit" not in shown.out
 
 
 @pytest.mark.req("G-33")

@@ -105,6 +105,7 @@ def test_why_a_run_waits_is_explained(operator, query):
     assert re.search(r"^summary +\S", shown, re.MULTILINE)
     assert re.search(r"^  paused +hello +read ", shown, re.MULTILINE)
     assert "night shift" in shown
+    assert len(re.findall("night shift", shown)) == 2, "in the summary and of the group, not of each item"
     told = operator.done("runs", "why", run_id)
     assert (told["total"], told["groups"][0]["cause"], told["blocked"]) == (3, "paused", True)
     assert [row["key"] for row in told["waiting"]] == ["1", "2", "3"]
@@ -287,6 +288,8 @@ def test_a_line_tells_counts_pace_and_what_is_left():
     drawn = progress(run_of(done=50, waiting=150), {}, 100.0, bar=True)
     assert "read █████░░░░░░░░░░░░░░░ 50/200 (25 %)" in drawn
     assert progress(run_of(done=200, ended_at="x", end_cause="done"), pace, 106.0).endswith("| read done 200/200")
+    failed = progress(run_of(done=176, failed=24, ended_at="x", end_cause="done"), pace, 107.0)
+    assert failed.endswith("| read done 200/200, 24 failed")
 
 
 def test_a_line_tells_how_many_will_fail_and_why():
@@ -310,5 +313,7 @@ def test_the_end_is_summed_up_by_reason():
         "         2  DOWN",
         "         1  successful",
     ]
+    incomplete = ending(run | {"ended_by": None, "selection_incomplete": "CRM answered 401 for 2026-01-01"})
+    assert incomplete.endswith("\n  selection incomplete: CRM answered 401 for 2026-01-01")
     cancelled = ending(run | {"state": "cancelled", "ended_by": "run:9", "cancelled": 2, "reason": None})
     assert "cancelled with run 9 in 2.0 s: 3 = 1 successful + 0 failed + 2 cancelled + 0 ignored" in cancelled

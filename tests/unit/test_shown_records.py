@@ -27,6 +27,14 @@ def test_the_card_of_a_company_is_a_table_with_its_lists_below():
     ]
 
 
+def test_labels_are_words_and_codes_stay_codes():
+    row = {"outcomes": {"NO_URL": 2, "successful": 1}, "activeRun": "7", "sample": [{"run_id": "7", "key": "a"}]}
+    shown = show.fields({**row, "groups": [{"cause": "held", "sample": row["sample"]}]}, None)
+    assert "  NO_URL      2" in shown
+    assert "active run  7" in shown
+    assert "  held   7 a" in shown
+
+
 def test_objects_of_different_shapes_stay_fields():
     assert show.fields({"of": {"a": {"x": 1}, "b": {"y": 2}}}, None) == [
         "",

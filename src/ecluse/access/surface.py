@@ -61,6 +61,7 @@ class Command:
     preview: str = ""  # name of the read that shows what would change, before the command asks for a confirmation
     follows: str = ""  # field of the answer with the id of a run: the command has --wait
     empty: str = ""  # what to say of an empty list
+    hides: Sequence[str] = ()  # fields of the answer or the preview that only --json shows: others say the same
     example: str = ""
 
 

@@ -56,14 +56,19 @@ def describe(app: FastAPI) -> dict[str, Any]:
     return document
 
 
+def _described(name: str, tag: str) -> str:
+    if name == "name":
+        return f"Name of the {tag.removesuffix('s')}."
+    return f"Id of the {name.removesuffix('_id').replace('_', ' ')}."
+
+
 def _complete(operation: dict[str, Any], codes: list[str]) -> None:
     operation.pop(REFUSES)
     if set(OF_IDEMPOTENCY) <= set(codes):
         operation.setdefault("parameters", []).append(IDEMPOTENCY_KEY)
     for parameter in operation.get("parameters", []):
         if parameter["in"] == "path":
-            noun = parameter["name"].removesuffix("_id").replace("_", " ")
-            parameter.setdefault("description", f"Id of the {noun}.")
+            parameter.setdefault("description", _described(parameter["name"], operation["tags"][0]))
     by_status: dict[int, list[str]] = {}
     for code in codes:
         by_status.setdefault(REFUSALS[code].status, []).append(code)

@@ -15,6 +15,7 @@ from ecluse.access.surface import Act, Command, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.shapes import Id, Reason, Role
 from ecluse.base.errors import Conflict
+from ecluse.base.validation import form
 from ecluse.db.query import Row, fetch_one, fetch_value
 from ecluse.engine.work.completion import end_all_by_operator
 
@@ -50,7 +51,7 @@ class NewKey(Body):
     role: Role = Field(description="A viewer reads, an operator also acts, an admin also administers.")
     expires_in: str | None = Field(
         None,
-        pattern=f"^({keys.LIFETIME}|{keys.NEVER})$",
+        pattern=form(f"^({keys.LIFETIME}|{keys.NEVER})$", f"such as 90m, 12h or 30d, or {keys.NEVER}"),
         examples=["30d"],
         description="Such as 90m, 12h or 30d, or `never`. null: as `ECLUSE_KEY_LIFETIME_DAYS` says, by default a year.",
     )
@@ -73,7 +74,10 @@ class TenantRow(Shape):
 
 
 class NewTenant(Body):
-    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$", examples=["acme"])
+    id: str = Field(
+        pattern=form(r"^[A-Za-z0-9._-]{1,100}$", "up to 100 letters, digits, dots, underscores and hyphens"),
+        examples=["acme"],
+    )
     name: Name | None = Field(None, description="Display name; null: the id is used.")
 
 

@@ -123,7 +123,7 @@ async def preview_redrive_of_run(
         "FLOW_NOT_LOADED",
         "NO_CONNECTION",
     ),
-    command=Command("runs redrive", preview="preview_redrive_of_run", follows="run_id"),
+    command=Command("runs redrive", preview="preview_redrive_of_run", follows="run_id", hides=("causes",)),
 )
 async def redrive_run(
     act: Act, run_id: RunNumber, body: Annotated[RedriveChoice | None, InBody(examples=[{"outcome": "all"}])] = None

@@ -15,6 +15,12 @@ from pydantic.fields import FieldInfo
 BEFORE_OURS = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
 # A field name in a sentence; quoted text is a value.
 NAME = re.compile(r"""(?<!['"\w-])[a-z]+(?:_[a-z]+)+(?!['"\w])""")
+# What a text of a pattern is, in words, for messages.
+FORMS = {
+    r"\S": "a text that is not blank",
+    r"^\S+$": "a word without spaces",
+    r"^[1-9][0-9]{0,17}$": "an id, such as 7",
+}
 FIRST_VALUES = 1_000  # of a body: it may have a hundred thousand
 
 M = TypeVar("M", bound=BaseModel)
@@ -39,8 +45,16 @@ def as_sent(body: Any, *, guess: bool = True) -> Spelling:
     return spelled
 
 
+def form(pattern: str, words: str) -> str:
+    """Return the pattern, for which messages say in words what a text of it is."""
+    FORMS[pattern] = words
+    return pattern
+
+
 def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
     """Return the message of one entry of a model's `errors()`, without the field that it is about."""
+    if error["type"] == "string_pattern_mismatch" and (words := FORMS.get(error["ctx"]["pattern"])):
+        return f"This should be {words}"
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from ecluse.cli.failure import meant, misused
 
 Json = dict[str, Any]
 NUMBERS = {"integer": int, "number": float}
+FIELD = re.compile(r"(^|; )(?:(?:body|query|path)\.)?([\w.]+): ", re.IGNORECASE)  # that a problem is about
 HELP_FIRST = 36  # column at which the explanations begin
 
 
@@ -131,6 +133,24 @@ def explained(field: Json) -> str:
     return "; ".join(parts)
 
 
+def typed(field: Json) -> str:
+    """Return an argument or option as it is typed."""
+    if "place" in field:
+        return metavar(field)
+    return f"--{field['short']}" if "short" in field else str(field["option"])
+
+
+def as_typed(command: Json, message: str) -> str:
+    """Return an error of the server with the fields that it is about named as they are typed."""
+    names = {field["name"]: typed(field) for field in command["fields"]}
+
+    def named(found: re.Match[str]) -> str:
+        name = found[2] if found[2] in names else found[2].lower()  # the client begins a sentence in upper case
+        return f"{found[1]}{names[name]}: " if name in names else found[0]
+
+    return FIELD.sub(named, message)
+
+
 def noun(field: Json) -> str:
     return str(field["name"].removesuffix("_id").removesuffix("_name").replace("_", " "))
 
@@ -158,13 +178,13 @@ def request_of(command: Json, given: argparse.Namespace) -> tuple[str, Json, Jso
         return path, query, None
     missing = [one for one in command["fields"] if one.get("required") and one["in"] == "body" and not _has(body, one)]
     if missing:
-        names = ", ".join(metavar(one) if "place" in one else one["option"] for one in missing)
+        names = ", ".join(typed(one) for one in missing)
         raise misused(f"missing: {names}. See `ecluse {command['name']} --help`.")
     return path, query, body
 
 
 def value_of(field: Json, given: Any) -> Any:
-    name = metavar(field) if "place" in field else field["option"]
+    name = typed(field)
     if field.get("nullable") and given in ("null", ["null"]):
         return None
     if field["type"] == "list":

@@ -101,6 +101,8 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
     if body is not None:
         content = next(iter(body["content"].values()))
         fields += _fields(schemas, "", content["schema"], body.get("required", False), DEEPEST)
+    if method not in ("patch", "put"):  # what is created has nothing to clear
+        fields = [{**one, "nullable": False} for one in fields]
     by_place = [*(("path", name) for name in re.findall(r"{(\w+)", path)), *(("body", name) for name in arguments)]
     for field in fields:
         if (field["in"], field["name"]) in by_place:
@@ -119,6 +121,8 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
             name: declared[name].removeprefix("ecluse ") for name in ("follows", "empty", "example") if name in declared
         },
     }
+    if "hides" in declared:
+        found["hides"] = declared["hides"]
     if "preview" in declared:
         at, read = by_id[declared["preview"]]
         given = [one["name"] for one in read.get("parameters", ()) if one["in"] == "query"]
@@ -134,6 +138,8 @@ def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
     columns = list(declared.get("columns", ()))
     properties = {name: schemas.resolved(one)[0] for name, one in schema.get("properties", {}).items()}
     lists = [name for name, one in properties.items() if one.get("type") == "array"]
+    if len(lists) > 1:  # beside lists of words
+        lists = [name for name in lists if "properties" in schemas.resolved(properties[name].get("items", {}))[0]]
     if len(lists) != 1 or not ("limit" in properties or len(properties) == 1):
         return {}
     row, _ = schemas.resolved(properties[lists[0]].get("items", {}))

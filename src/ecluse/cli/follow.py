@@ -46,7 +46,8 @@ def progress(run: Mapping[str, Any], pace: dict[str, Pace], now: float, *, bar: 
     for stage in run.get("stages", ()):
         finished = stage["done"] + stage["failed"] + stage["ignored"]
         if stage["ended_at"] is not None:
-            said.append(f"{stage['stage']} {stage['end_cause']} {finished}/{stage['expected']}")
+            failed = f", {stage['failed']} failed" if stage["failed"] else ""
+            said.append(f"{stage['stage']} {stage['end_cause']} {finished}/{stage['expected']}{failed}")
             continue
         rate = pace.setdefault(stage["stage"], Pace()).per_second(now, finished)
         share = f" ({finished * 100 // stage['expected']} %)" if stage["expected"] else ""
@@ -80,8 +81,10 @@ def ending(run: Mapping[str, Any]) -> str:
         how = harmless(f"cancelled with run {who[4:]}" if who.startswith("run:") else f"cancelled by {who}")
     why = f" ({harmless(run['reason'])})" if run["reason"] else ""
     reasons = "".join(f"\n  {count:>8}  {code}" for code, count in sorted(run["outcomes"].items()))
+    incomplete = run.get("selection_incomplete")
+    lacks = f"\n  selection incomplete: {harmless(incomplete)}" if incomplete else ""
     seconds = (ended - began).total_seconds()
-    return f"run {run['id']} {run['flow']}: {how} in {seconds:.1f} s{why}: {counts(run)}{reasons}"
+    return f"run {run['id']} {run['flow']}: {how} in {seconds:.1f} s{why}: {counts(run)}{reasons}{lacks}"
 
 
 def counts(run: Mapping[str, Any]) -> str:

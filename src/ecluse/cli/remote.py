@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from ecluse.cli import show
-from ecluse.cli.arguments import Parser, parser_for, request_of
+from ecluse.cli.arguments import Parser, as_typed, parser_for, request_of
 from ecluse.cli.catalogue import add_connection, merged
-from ecluse.cli.client import Client
+from ecluse.cli.client import Client, Refused
 from ecluse.cli.failure import BAD, OK, misused
 from ecluse.cli.follow import watch
 from ecluse.cli.target import Given, client_for
@@ -40,6 +41,17 @@ def execute(command: Json, words: Sequence[str], before: Given) -> int:
     given = merged(before, parsed)
     path, query, body = request_of(command, parsed)
     client = client_for(given)
+    try:
+        return _done(client, command, parsed, given, path, query, body)
+    except Refused as error:
+        error.message = as_typed(command, error.message)
+        raise
+
+
+def _done(
+    client: Client, command: Json, parsed: Namespace, given: Given, path: str, query: Json, body: Json | None
+) -> int:
+    """Send the request, after a confirmation where one is needed, and show the answer; return the exit code."""
     if "preview" in command and not parsed.given_yes and not _confirmed(client, command, path, query, body):
         return BAD
     if getattr(parsed, "given_all", False):
@@ -76,7 +88,7 @@ def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json
         at = at.replace(wanted, given) if wanted.startswith("{") else at
     values = {**query, **(body or {})}
     preview = client.get(at, {name: values[name] for name in declared["query"] if name in values})
-    for line in show.fields(preview, show.width()):
+    for line in _lines(command, preview):
         show.say(line)
     if not sys.stdin.isatty():
         raise misused("Nothing was done: a confirmation is needed, and stdin is no terminal. Use --yes to confirm.")
@@ -97,9 +109,14 @@ def _all_pages(client: Client, command: Json, path: str, query: Json) -> Any:
     return {**answer, command["list"]: rows, "limit": len(rows), "offset": query.get("offset", 0)}
 
 
+def _lines(command: Json, answer: Json) -> list[str]:
+    hidden = command.get("hides", ())
+    return show.fields({name: value for name, value in answer.items() if name not in hidden}, show.width())
+
+
 def _show(command: Json, answer: Any) -> None:
     if "list" not in command:
-        for line in show.fields(answer, show.width()):
+        for line in _lines(command, answer):
             show.write(line)
         return
     rows = answer[command["list"]]

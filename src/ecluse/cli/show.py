@@ -22,6 +22,7 @@ COLOURS = {
 }
 COLOUR = {word: code for code, words in COLOURS.items() for word in words.split()}
 STATES = {"status", "state", "outcome", "level", "run_status", "last_status"}
+CAMEL = re.compile(r"(?<=[a-z])[A-Z](?=[a-z])")
 INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
@@ -69,6 +70,8 @@ def cell(value: Any) -> str:
             return f"{day} {time}{'Z' if zone in ('Z', '+00:00') else zone}"
         case list() if not any(isinstance(one, dict | list) for one in value):
             return ", ".join(cell(one) for one in value)
+        case list() if all(isinstance(one, dict) for one in value):
+            return ", ".join(" ".join(dict.fromkeys(cell(part) for part in one.values())) for one in value)
         case dict() | list():
             return harmless(json.dumps(value, ensure_ascii=False))
         case _:
@@ -76,7 +79,8 @@ def cell(value: Any) -> str:
 
 
 def title(name: str) -> str:
-    return name.replace("_", " ")
+    """Return the label of a field. A code, such as NO_URL, stays as it is."""
+    return name if name.isupper() else CAMEL.sub(lambda found: f" {found[0].lower()}", name).replace("_", " ")
 
 
 def cells_of(text: str) -> int:

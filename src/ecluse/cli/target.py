@@ -88,9 +88,10 @@ def local_server(appear_seconds: float) -> dict[str, str]:
         time.sleep(LOOK_SECONDS)
     if found["servers"]:
         raise Unreachable(f"The server of {folder} is still starting after {START_SECONDS:g} s: read its log.")
+    known = f" or --profile ({', '.join(sorted(profiles()))})" if profiles() else ""
     raise Unreachable(
         f"No server is running on this host (looked in {folder}): start one with `ecluse serve`, "
-        "or name one with --url and --key-file."
+        f"or name one with --url and --key-file{known}."
     )
 
 

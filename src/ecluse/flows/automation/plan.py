@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.base.text import storable
-from ecluse.base.validation import EitherSpelling, Partial, partial_of
+from ecluse.base.validation import EitherSpelling, Partial, form, partial_of
 from ecluse.flows.automation.selection_model import Override, Selection, merged
 from ecluse.notify.rules import ONLY_SHOWN, MailAddress
 
@@ -67,7 +67,9 @@ Zone = Annotated[str, Field(max_length=100, examples=["Europe/Paris"])]
 TimeOfDay = Annotated[
     str | None,
     Field(
-        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", examples=["06:30"], description="With DAILY, WEEKLY and MONTHLY."
+        pattern=form(r"^([01][0-9]|2[0-3]):[0-5][0-9]$", "a time of day from 00:00 to 23:59, such as 06:30"),
+        examples=["06:30"],
+        description="With DAILY, WEEKLY and MONTHLY.",
     ),
 ]
 DayOfWeek = Annotated[

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ecluse.base.validation import form
 from ecluse.vendors.shops import Variant
 
 MOST = 10**11  # minor units; a higher price is an error of the rule
@@ -31,6 +32,7 @@ REASONS = {
 
 Amount = Annotated[int, Field(ge=0, le=MOST, examples=[1990], description="In minor units of the currency.")]
 Percent = Annotated[str, Field(pattern=r"^-?[0-9]{1,4}(\.[0-9]{1,2})?$", examples=["-10", "12.5"])]
+Ending = Annotated[str, Field(pattern=form(r"^[0-9]{1,4}$", "one to four digits, such as 99"), examples=["99"])]
 Tag = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^'\"\\\x00-\x1f]+$", examples=["summer"])]
 ProductId = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^\S+$", examples=["gid://shopify/Product/1"])]
 
@@ -92,7 +94,7 @@ class Terms(_Given):
 
     selection: VariantSelection
     change: PriceChange
-    ending: Annotated[str, Field(pattern=r"^[0-9]{1,4}$", examples=["99"])] | None = Field(
+    ending: Ending | None = Field(
         None, description="The last digits of every new price in minor units, such as `99`; the nearest such price."
     )
     floor: Amount | None = Field(None, description="No new price is below it.")
