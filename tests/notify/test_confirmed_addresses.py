@@ -31,6 +31,7 @@ async def confirmed(world, token):
 
 def token_in(mail) -> str:
     text = mail.get_body(("plain",)).get_content()
+    assert '<a href="https://ecluse.example.com/ui/confirm?token=' in mail.get_body(("html",)).get_content()
     return re.search(r"https://ecluse\.example\.com/ui/confirm\?token=([\w-]+)", text)[1]
 
 

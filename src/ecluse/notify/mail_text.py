@@ -25,15 +25,21 @@ LONGEST_TEXT = 2_000
 
 
 class Fact(NamedTuple):
-    """A row of a mail; `free`: text that a caller or a vendor may have written."""
+    """A row of a mail; `free`: text that a caller or a vendor may have written; `link`: a URL of ours."""
 
     name: str
     value: str
     free: bool = False
+    link: bool = False
 
     @property
     def shown(self) -> str:
         return f"“{without_links(self.value)}”" if self.free else self.value
+
+    @property
+    def as_html(self) -> str:
+        text = escape(self.shown)
+        return f'<a href="{text}">{text}</a>' if self.link else text
 
 
 def compose(
@@ -61,7 +67,7 @@ def compose(
         if run["selection_incomplete"]:
             rows.append(Fact("selection", _one_line(run["selection_incomplete"]), free=True))
         if public_url:
-            rows.append(Fact("look at it", f"{public_url.rstrip('/')}/ui/runs/{run['id']}"))
+            rows.append(Fact("look at it", f"{public_url.rstrip('/')}/ui/runs/{run['id']}", link=True))
     title = f"{delivery.event_type}, {delivery.message['timestamp']}"
     return _mail(delivery, subject, title, rows, sender=sender, at=at)
 
@@ -70,7 +76,7 @@ def request_to_confirm(delivery: Delivery, link: str, *, sender: str, at: dateti
     """Return the mail with the link that confirms its recipient."""
     rows = [
         Fact("tenant", delivery.tenant_id, free=True),
-        Fact("to confirm it", link),
+        Fact("to confirm it", link, link=True),
         Fact("good for", f"{LINK_LASTS.days} days, once"),
         Fact("otherwise", "ignore this mail: nothing else is sent to this address"),
     ]
@@ -112,7 +118,7 @@ def _counts(run: Mapping[str, Any]) -> list[Fact]:
 
 def _page(title: str, rows: Sequence[Fact]) -> str:
     """Return the HTML part of the mail."""
-    cells = "".join(f"<tr><th align=left>{escape(one.name)}</th><td>{escape(one.shown)}</td></tr>" for one in rows)
+    cells = "".join(f"<tr><th align=left>{escape(one.name)}</th><td>{one.as_html}</td></tr>" for one in rows)
     return f"<p>{escape(title)}</p><table>{cells}</table>\n"
 
 

@@ -94,7 +94,12 @@ ACTIONS = {
         "Resume", "Calls of lane {name} start again at once.", "Lane {name} is resumed.", "lane", LANES
     ),
     "cap_lane": Action(
-        "Change caps", "The caps of lane {name} change on every replica.", "Lane {name} was changed.", "lane", LANES
+        "Change caps",
+        "The caps of lane {name} change on every replica.",
+        "Lane {name} was changed.",
+        "lane",
+        LANES,
+        previews=False,
     ),
     "create_connection": Action(
         "Connect",

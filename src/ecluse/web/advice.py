@@ -18,7 +18,7 @@ ADVICE = {
     **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY", "NO_CONNECTION"), SETTING),
     **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE"), RECORD),
     **dict.fromkeys(("VENDOR_REFUSED", "CONTENT_FILTERED", "TRANSCRIPT_TOO_LONG", "ANSWER_TOO_LARGE"), NOTHING),
-    "NO_TRANSCRIPT": "Transcribe a recording of the record first; then a redrive can heal this.",
+    "NO_TRANSCRIPT": "A redrive can heal this if the record has recordings; without any, it fails again.",
 }
 
 

@@ -166,9 +166,17 @@ async def _asked(
         inside(back, ACTIONS[name].home),
         record or {},
         record if edits else None,
-        await read(request, lambda route: route.name == preview, values, chosen) if preview else None,
+        await _preview(request, declared, values, chosen) if preview else None,
         bool(looks),
     )
+
+
+async def _preview(
+    request: Request, declared: Declared, values: Mapping[str, str], chosen: Mapping[str, str]
+) -> dict[str, Any]:
+    of = declared.command
+    found = await read(request, lambda route: of is not None and route.name == of.preview, values, chosen)
+    return {name: value for name, value in (found or {}).items() if of is None or name not in of.hides}
 
 
 def _route(request: Request, wanted: Callable[[APIRoute], bool]) -> APIRoute | None:
