@@ -248,7 +248,7 @@ async def test_who_stops_half_way_stops_once(automate, monkeypatch):
     run = await world.run_over("1000", "9200", continue_on_error=False, **NO_AUDITS)
     assert (run["status"], run["result_summary"]["reasons"]) == ("partial", {"NO_URL": 1})
     assert [line for line in world.logs(run["id"]) if "completed 3/4" in line] == [
-        "Transcription failed: 1 × NO_URL - completed 3/4"  # noqa: RUF001 - as it is known
+        "Transcription failed (fiches): 1 × NO_URL - recordings completed 3/4"  # noqa: RUF001 - as it is known
     ]
     stopped = await world.run_over("1000", "9200", continue_on_error=False)
     assert stopped["result_summary"]["reasons"] == {"NO_URL": 1, "STOPPED": 1}

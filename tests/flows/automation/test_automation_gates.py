@@ -167,7 +167,7 @@ async def test_a_transcript_that_comes_too_late_is_kept_and_changes_no_outcome(t
     assert results["9200"] == ("failed", first), "the cause that was known first"
     assert ended["result_summary"]["reasons"] == {"TRANSCRIPTION_INCOMPLETE": 1, "NO_URL": 1}
     assert [line for line in world.logs(run_id) if "completed 3/6" in line] == [
-        "Transcription failed: 1 × NO_URL - completed 3/6",  # noqa: RUF001 - as it is known
+        "Transcription failed (fiches): 1 × NO_URL - recordings completed 3/6",  # noqa: RUF001 - as it is known
         "Transcription timeout/stall - completed 3/6",
     ]
     child = "SELECT status FROM runs WHERE parent_run_id = %s AND event_key LIKE '%%-9200'"

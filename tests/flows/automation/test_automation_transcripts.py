@@ -100,7 +100,7 @@ async def test_a_fiche_whose_recordings_cannot_all_be_had_fails_and_names_them(a
     assert results["9200"] == ("failed", "1 of 3 recordings has no URL in the CRM (9200-2)")
     assert (run["status"], run["total_fiches"], run["audits_run"]) == ("partial", 3, 1)
     assert [line for line in world.logs(run_id) if line.endswith("completed 4/6")] == [
-        "Transcription failed: 1 × VENDOR_REFUSED, 1 × NO_URL - completed 4/6"  # noqa: RUF001 - as it is known
+        "Transcription failed (fiches): 1 × VENDOR_REFUSED, 1 × NO_URL - recordings completed 4/6"  # noqa: RUF001 - as it is known
     ]
     assert "gate transcribe: done" in world.logs(run_id)
     assert [ref.rpartition("-audit-")[2] for ref in asked(world, "llm")] == ["1000-1"]

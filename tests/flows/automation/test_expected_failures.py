@@ -82,7 +82,7 @@ async def test_a_definite_refusal_is_reported_while_other_recordings_wait(troubl
     assert world.results(run_id) == {"1000": ("successful", None), "1001": ("failed", reason)}
     assert world.run(run_id)["result_summary"]["reasons"] == {code: 1}
     assert "timeout/stall" not in " ".join(world.logs(run_id))
-    ((level, facts),) = log_rows(world, run_id, f"Transcription failed: 1 × {code} - completed 2/3")  # noqa: RUF001
+    ((level, facts),) = log_rows(world, run_id, f"Transcription failed (fiches): 1 × {code} - recordings completed 2/3")  # noqa: RUF001
     assert (level, facts["sample"]) == ("warning", [f"1001: {reason}"])
 
 

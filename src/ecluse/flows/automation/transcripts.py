@@ -166,7 +166,7 @@ class Transcripts:
             done = f"completed {counted.succeeded}/{counted.expected}"
             if codes := Counter(one.code for one in late if one.code is not None):
                 causes = ", ".join(f"{count} × {code}" for code, count in codes.most_common())  # noqa: RUF001
-                message = f"Transcription failed: {causes} - {done}"
+                message = f"Transcription failed (fiches): {causes} - recordings {done}"
                 await events.log_line(connection, run, message, "warning", fiches=codes.total(), sample=_known(late))
             if timed_out := [one.fiche_id for one in late if one.late]:
                 message = f"Transcription timeout/stall - {done}"

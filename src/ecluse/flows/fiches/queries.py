@@ -21,7 +21,7 @@ async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
     if fiche is None:
-        raise NotFound(f"There is no fiche {fiche_id}.")
+        raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")
     recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])
