@@ -92,7 +92,7 @@ imports: .venv/.ready ## Who may import whom (import-linter)
 
 OF_DEMO = $(if $(GIVEN),--given-database) $(if $(filter 1,$(KEEP)),--keep) $(if $(filter 1,$(JSON)),--json)
 
-demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON, DATABASE_URL=… names an empty database
+demo: .venv/.ready ## The scripted demonstration; KEEP=1 leaves it running, JSON=1 prints JSON (with -C: make -s), DATABASE_URL=… names an empty database
 	$(BIN)/ecluse demo automation $(OF_DEMO)
 
 demo-pricing: .venv/.ready ## The same for pricing: 500 prices changed and restored in an unreliable shop

@@ -167,6 +167,7 @@ def test_a_schedule_of_automation_has_its_own_options(operator):
         ((*AUTOMATION, "x", "--type", "FOO"), "--type: 'FOO' is not one of"),
         (("budgets", "set", "5"), "--period: give day or month"),
         (("keys", "create", "x", "--role", "viewer", "--expires-in", "yesterday"), "--expires-in: This should be such"),
+        (("login", "prod"), "options only: --url, --key-file, --profile"),
         (("tenants", "create", "Bad/Name"), "ID: This should be up to 100 letters"),
     ],
 )

@@ -19,6 +19,7 @@ from ecluse.cli.failure import meant, misused
 Json = dict[str, Any]
 NUMBERS = {"integer": int, "number": float}
 FIELD = re.compile(r"(^|; )(?:(?:body|query|path)\.)?([\w.]+): ", re.IGNORECASE)  # that a problem is about
+IN_SENTENCE = re.compile(r"(?<!['\"\w.-])[a-z]+(?:_[a-z]+)+(?!['\"\w.]\w)")  # quoted text is a value
 HELP_FIRST = 36  # column at which the explanations begin
 
 
@@ -55,7 +56,10 @@ class Parser(argparse.ArgumentParser):
         if rest:
             option = next((word for word in rest if word.startswith("-")), None)
             if option is None:
-                self.error(f"unexpected argument {rest[0]!r}.")
+                only = [one.option_strings[-1] for one in self._actions if one.option_strings and one.metavar]
+                takes = any(not one.option_strings for one in self._actions)
+                hint = "" if takes or not only else f" This command takes options only: {', '.join(only)}."
+                self.error(f"unexpected argument {rest[0]!r}.{hint}")
             name = option.partition("=")[0]
             self.error(f"there is no option {name}.{meant(name, self.options())}")
         return given
@@ -148,7 +152,7 @@ def as_typed(command: Json, message: str) -> str:
         name = found[2] if found[2] in names else found[2].lower()  # the client begins a sentence in upper case
         return f"{found[1]}{names[name]}: " if name in names else found[0]
 
-    return FIELD.sub(named, message)
+    return IN_SENTENCE.sub(lambda found: names.get(found[0], found[0]), FIELD.sub(named, message))
 
 
 def noun(field: Json) -> str:
