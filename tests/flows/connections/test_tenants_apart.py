@@ -110,13 +110,13 @@ async def test_each_credential_has_a_lane_with_the_caps_of_its_connection(automa
     rows = query("SELECT DISTINCT l.name, l.tenant_id FROM items i JOIN lanes l ON l.id = i.lane_id ORDER BY l.name")
     schedules = dict(query("SELECT tenant_id, max(id) FROM schedules GROUP BY 1"))
     assert rows == [
-        ("crm", None),
+        ("crm", "default"),
         ("crm/acme", "acme"),
         (f"crm/acme/schedule-{schedules['acme']}", "acme"),
         (f"crm/default/schedule-{schedules['default']}", "default"),
-        ("elevenlabs", None),
+        ("elevenlabs", "default"),
         ("elevenlabs/acme", "acme"),
-        ("llm", None),
+        ("llm", "default"),
         ("llm/acme", "acme"),
         ("llm/acme/gpt-4.1-mini", "acme"),
         ("llm/default/gpt-4.1-mini", "default"),
