@@ -30,7 +30,7 @@ ORDER BY id DESC
 
 # Most outcomes are settled at the end, in one commit: until then, the outcomes of the largest runs are not counted.
 SHOW = """
-SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 20000 THEN (
+SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 5000 THEN (
     SELECT coalesce(jsonb_object_agg(code, n), '{}') FROM (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
