@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -56,10 +57,11 @@ def fleet(agents: list[Agent]) -> Iterator[None]:
 
 
 class Proxy:
-    """Forwards connections to a port until it is cut off; then it accepts none and closes the open ones."""
+    """Forwards each connection to one of these ports that accepts it, until it is cut off; then it accepts none and
+    closes the open ones."""
 
-    def __init__(self, port: int) -> None:
-        self._to, self._open = port, True
+    def __init__(self, *ports: int) -> None:
+        self.ports, self._open = list(ports), True
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server((HERE, 0))
         self.port = int(self._listener.getsockname()[1])
@@ -86,13 +88,19 @@ class Proxy:
                 try:
                     if not self._open:
                         raise ConnectionRefusedError
-                    far = socket.create_connection((HERE, self._to))
+                    far = self._connected()
                 except OSError:
                     near.close()
                     continue
                 self._pairs.append((near, far))
                 for source, target in ((near, far), (far, near)):
                     threading.Thread(target=_forward, args=(source, target), daemon=True).start()
+
+    def _connected(self) -> socket.socket:
+        for port in random.sample(self.ports, len(self.ports)):
+            with suppress(OSError):
+                return socket.create_connection((HERE, port))
+        raise ConnectionRefusedError
 
 
 def _forward(source: socket.socket, target: socket.socket) -> None:

@@ -13,20 +13,20 @@ from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict
 from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
-from ecluse.db.query import as_json, fetch_all, fetch_now
+from ecluse.db.query import as_json, fetch_all, fetch_now, fetch_rows
 from ecluse.engine import DueInstant, Event, FiredAs, NotFired, Unfired, write_events
 
 STILL_ACTIVE = "overlap: a job of the schedule was still active"
 
-# Without the payload, which MAKE copies in the database.
+# Without the payload, which MAKE copies in the database. An open job is looked up with LIMIT, and not EXISTS, for which
+# the planner would read all open jobs.
 KNOWN = """
 SELECT j.schedule_id, j.id, j.tenant_id, j.server_instance_id, v.name AS server,
        (v.deleted_at IS NOT NULL OR h.deleted_at IS NOT NULL) AS gone,
-       EXISTS (SELECT 1 FROM jobs o WHERE o.job_schedule_id = j.id AND o.ended_at IS NULL) AS active
+       (SELECT o.id FROM jobs o WHERE o.job_schedule_id = j.id AND o.ended_at IS NULL LIMIT 1) IS NOT NULL AS active
 FROM job_schedules j JOIN job_servers v ON v.id = j.server_instance_id JOIN job_hosts h ON h.id = v.host_id
 WHERE j.schedule_id = ANY(%s)
 """
-# A key that is taken names the job that was made before: nothing is made or counted again.
 MAKE = f"""
 WITH n AS (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb)
@@ -47,10 +47,13 @@ counted AS (
     FROM made m WHERE j.id = m.job_schedule_id),
 called AS (
     SELECT count(pg_notify('{CHANNEL}', host_id)) AS hosts FROM (SELECT DISTINCT host_id FROM made) AS h)
-SELECT n.schedule_id, coalesce(m.id, b.id) AS job_id, n.run_id, m.id IS NOT NULL AS made, n.key, m.host_id, m.type
-FROM called, n JOIN job_schedules j ON j.schedule_id = n.schedule_id LEFT JOIN made m ON m.id = n.job_id
-LEFT JOIN jobs b ON b.tenant_id = j.tenant_id AND b.key = n.key
+SELECT n.schedule_id, m.id AS job_id, n.run_id, n.key, m.host_id, m.type FROM called, made m JOIN n ON n.job_id = m.id
 """  # noqa: S608 - the name of our channel
+# A key that is taken names the job that was made before: nothing is made or counted again.
+TAKEN = """
+SELECT j.schedule_id, b.id FROM job_schedules j JOIN jobs b ON b.job_schedule_id = j.id
+WHERE j.schedule_id = ANY(%s) AND b.key = ANY(%s)
+"""
 UNFIRED = """
 UPDATE job_schedules j SET last_run_status = CASE n.state WHEN 'failed' THEN 'scheduler_failed' ELSE 'skipped' END,
     failure_count = j.failure_count + CASE n.state WHEN 'failed' THEN 1 ELSE 0 END
@@ -74,7 +77,6 @@ class Made(NamedTuple):
     schedule_id: int
     job_id: str
     run_id: str
-    made: bool
     key: str
     host_id: str
     type: str
@@ -115,6 +117,9 @@ async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int
             wanted.append(Wanted(schedule, f"schedule:{schedule.id}:{milliseconds}", one.due_at))
     for made in await _make(connection, wanted, "scheduler"):
         results[made.schedule_id] = FiredAs(made.job_id)
+    if taken := [one for one in wanted if one.known.schedule_id not in results]:
+        given = ([one.known.schedule_id for one in taken], [one.key for one in taken])
+        results |= {schedule: FiredAs(job) for schedule, job in await fetch_rows(connection, TAKEN, given)}
     return results
 
 
@@ -151,7 +156,7 @@ async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> li
     ]
     results = await fetch_all(connection, Made, MAKE, {"rows": as_json(rows), "by": by, "now": now})
     known = {one.known.schedule_id: one.known for one in wanted}
-    await write_events(connection, [_created(known[one.schedule_id], one) for one in results if one.made])
+    await write_events(connection, [_created(known[one.schedule_id], one) for one in results])
     return results
 
 
