@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,10 @@ chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 
 
 chaos-pricing: .venv/.ready ## The same over one apply of a rule run; KILLS=50 TARGETS=5000 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.pricing_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(TARGETS),--targets $(TARGETS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
+
+chaos-jobs: .venv/.ready ## The same over jobs, agents killed, too; KILLS=100 JOBS=1000 SEED=1 by default, JSON=1 prints JSON
+	$(BIN)/python -m tests.faults.jobs_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
 
 coverage-of-requirements: .venv/.ready ## Which requirements no test cites

@@ -28,7 +28,7 @@ ONCE = [Execution(1.0, 2.0)]
     [
         ([SUCCEEDED], {"a": ONCE}, {"a": "succeeded"}, []),
         ([SUCCEEDED], {"a": ONCE, "x": ONCE}, {}, ["attempt x was executed, but no JobRun says so"]),
-        ([SUCCEEDED], {"a": [*ONCE, *ONCE]}, {}, ["attempt a was executed 2 times"]),
+        ([SUCCEEDED], {"a": [*ONCE, Execution(3.0, 4.0)]}, {}, ["attempt a was executed 2 times"]),
         ([SUCCEEDED], {"a": [Execution(1.0, None)]}, {}, ["attempt 1 of job j has succeeded, but did not come to"]),
         ([{**SUCCEEDED, "job_status": "failed"}], {"a": ONCE}, {}, ["job j is failed"]),
         ([SUCCEEDED, AGAIN], {"a": ONCE, "b": [Execution(1.5, 3.0)]}, {}, ["attempt 2 of job j began before"]),

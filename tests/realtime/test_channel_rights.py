@@ -53,6 +53,7 @@ def table(run_id):
         "private-fiche-301": ALL | {"rival", "SELF", "GROUP"},
         "private-fiche-302": ALL | {"rival"},
         "private-job-automation-run-301": ALL | {"rival"},
+        "private-job-cmf1w2x3y0000abcdefghijkl": ALL | {"rival"},
         f"private-run-{run_id}": ALL,
         "private-run-999999999": set(),
         "private-run-0": set(),

@@ -16,6 +16,7 @@ from ecluse.access.keys import Caller
 from ecluse.access.surface import Act, Command, Look, Surface
 from ecluse.access.wire import LARGEST_ID, Shape, reads_of, writes_of
 from ecluse.base.errors import InvalidInput
+from ecluse.base.ids import CUID
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_value
 from ecluse.flows.fiches.scopes import check_visible
@@ -155,11 +156,13 @@ async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[
 
 
 def permission_of(subject: Subject) -> str:
-    """Return the permission to read a run or a job; jobs of enrichment are known by their number, those of automation
-    by a name."""
+    """Return the permission to read a run or a job; jobs of enrichment are known by their number, those of agents by
+    the form of their ids, those of automation by a name."""
     if subject.kind == "run":
         return "runs.read"
-    return "requests.read" if subject.id.isdecimal() else "automation.read"
+    if subject.id.isdecimal():
+        return "requests.read"
+    return "jobs.read" if CUID.fullmatch(subject.id) else "automation.read"
 
 
 async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str]) -> bool:

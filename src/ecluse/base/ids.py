@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import uuid
 
 EFFECTS = uuid.UUID("7e1f3c52-6f0b-5d0e-9d3a-0b6c6ecb5a01")
+CUID = re.compile("c[0-9a-z]{24}")
 
 
 def workflow_id(tenant_id: str, event_key: str) -> str:

@@ -23,14 +23,15 @@ SELECT 'job ' || j.id AS subject, {SCHEDULE},
 FROM jobs j JOIN (SELECT DISTINCT ON (job_id) * FROM job_runs ORDER BY job_id, attempt DESC) r ON r.job_id = j.id
 WHERE j.status <> r.status ORDER BY j.id
 """  # noqa: S608 - the fragment above
-# Of an attempt that its agent has reported, the lease ends with the report.
+# Of an attempt that its agent has reported, the lease ends with the report. An agent that cannot renew reports
+# LEASE_LOST, too, after it has stopped the program, whose exit code it knows.
 OVERLAPS = f"""
 SELECT 'job ' || j.id AS subject, {SCHEDULE},
        format('attempt %s was begun at %s, but attempt %s had its lease until %s', attempt + 1, following, attempt,
               until) AS message
 FROM jobs j JOIN (
     SELECT job_id, attempt, lead(started_at) OVER (PARTITION BY job_id ORDER BY attempt) AS following,
-           CASE WHEN error_code = 'LEASE_LOST' THEN greatest(lease_ends_at, ended_at)
+           CASE WHEN error_code = 'LEASE_LOST' AND exit_code IS NULL THEN greatest(lease_ends_at, ended_at)
                 ELSE coalesce(ended_at, lease_ends_at) END AS until
     FROM job_runs WHERE started_at IS NOT NULL) a ON a.job_id = j.id
 WHERE following < until ORDER BY j.id, attempt

@@ -90,7 +90,7 @@ async def follow_one(request: Request, job_schedule_id: str) -> Response:
         READ,
         ONE,
         lambda: _schedule(request, job_schedule_id),
-        lambda message: live.said(message, "scheduleId") == job_schedule_id,
+        lambda message: live.said(message, "schedule_id") == job_schedule_id,
     )
 
 

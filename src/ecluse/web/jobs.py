@@ -75,7 +75,7 @@ async def show_jobs(request: Request, wanted: WantedJobs) -> Response:
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
 async def follow_jobs(request: Request, wanted: WantedJobs) -> Response:
     return live.stream(
-        request, READ, LIST, lambda: _jobs(request, wanted), lambda message: live.said(message, "jobId") is not None
+        request, READ, LIST, lambda: _jobs(request, wanted), lambda message: live.said(message, "job_id") is not None
     )
 
 
@@ -89,7 +89,7 @@ async def show_one(request: Request, job_id: str) -> Response:
 async def follow_one(request: Request, job_id: str) -> Response:
     await _job(request, job_id)  # raises NotFound
     return live.stream(
-        request, READ, ONE, lambda: _job(request, job_id), lambda message: live.said(message, "jobId") == job_id
+        request, READ, ONE, lambda: _job(request, job_id), lambda message: live.said(message, "job_id") == job_id
     )
 
 

@@ -76,7 +76,7 @@ async def test_the_event_of_a_job_names_its_queue_and_not_its_payload(world, one
     (line,) = await world.tick(hour(8))
     kind, key, payload = one("SELECT event_type, event_key, payload FROM events_outbox")
     assert (kind, key) == ("job.created", f"schedule:{made.id}:{milliseconds(8)}:created")
-    assert (payload["jobId"], payload["queue"], payload["scheduleId"]) == (line.reference, "jobs:default", made.id)
+    assert (payload["job_id"], payload["queue"], payload["schedule_id"]) == (line.reference, "jobs:default", made.id)
     assert "payload" not in payload
 
 
@@ -222,9 +222,9 @@ async def test_run_now_makes_a_job_and_uses_up_no_instant(world, one, query):
     made = await world.do(add_schedule, enabled=False, overlap="skip")
     first = await world.do(fire.run_now, made.schedule_id, "an operator")
     second = await world.do(fire.run_now, made.schedule_id, "an operator")
-    assert first.job_id != second.job_id
+    assert first["id"] != second["id"]
     assert one("SELECT count(*), count(due_at), min(created_by) FROM jobs") == (2, 0, "an operator")
-    assert one(TELEMETRY)[2:] == (second.job_id, 2, 0)
+    assert one(TELEMETRY)[2:] == (second["id"], 2, 0)
     assert world.slots() == []
     query("UPDATE job_hosts SET deleted_at = ecluse_now()")
     with pytest.raises(Conflict, match="Give the schedule another server"):

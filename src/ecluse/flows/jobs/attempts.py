@@ -93,10 +93,10 @@ def kept_as(attempt: Open) -> Kept:
 def event(job: Mapping[str, Any], what: str, **more: Any) -> Event:
     """Return the event `job.{what}` of a row of `jobs`: what names it, nothing of its payload or its output."""
     named = {
-        "jobId": job["id"],
-        "scheduleId": job["job_schedule_id"],
-        "serverInstanceId": job["server_instance_id"],
-        "hostId": job["host_id"],
+        "job_id": job["id"],
+        "schedule_id": job["job_schedule_id"],
+        "server_instance_id": job["server_instance_id"],
+        "host_id": job["host_id"],
         "type": job["type"],
         "queue": f"jobs:{job['tenant_id']}",
     }

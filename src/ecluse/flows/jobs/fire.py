@@ -13,8 +13,9 @@ from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict
 from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
-from ecluse.db.query import as_json, fetch_all, fetch_now, fetch_rows
-from ecluse.engine import DueInstant, Event, FiredAs, NotFired, Unfired, write_events
+from ecluse.db.query import Row, as_json, fetch_all, fetch_now, fetch_rows
+from ecluse.engine import DueInstant, FiredAs, NotFired, Unfired, write_events
+from ecluse.flows.jobs.attempts import event
 
 STILL_ACTIVE = "overlap: a job of the schedule was still active"
 
@@ -37,7 +38,7 @@ made AS (
     SELECT n.job_id, j.tenant_id, n.key, j.id, v.id, v.host_id, j.job_type, j.payload, j.payload_secret,
         j.timeout_seconds, j.max_retries + 1, j.backoff_ms, j.backoff_type, n.due_at, %(by)s, %(now)s
     FROM n JOIN job_schedules j ON j.schedule_id = n.schedule_id JOIN job_servers v ON v.id = j.server_instance_id
-    ON CONFLICT (tenant_id, key) DO NOTHING RETURNING id, tenant_id, key, job_schedule_id, host_id, type),
+    ON CONFLICT (tenant_id, key) DO NOTHING RETURNING *),
 first AS (
     INSERT INTO job_runs (id, tenant_id, job_id, host_id, attempt, due_at)
     SELECT n.run_id, m.tenant_id, m.id, m.host_id, 1, %(now)s FROM made m JOIN n ON n.job_id = m.id),
@@ -47,7 +48,8 @@ counted AS (
     FROM made m WHERE j.id = m.job_schedule_id),
 called AS (
     SELECT count(pg_notify('{CHANNEL}', host_id)) AS hosts FROM (SELECT DISTINCT host_id FROM made) AS h)
-SELECT n.schedule_id, m.id AS job_id, n.run_id, n.key, m.host_id, m.type FROM called, made m JOIN n ON n.job_id = m.id
+SELECT n.schedule_id, n.run_id, m.id, m.tenant_id, m.key, m.job_schedule_id, m.server_instance_id, m.host_id, m.type
+FROM called, made m JOIN n ON n.job_id = m.id
 """  # noqa: S608 - the name of our channel
 # A key that is taken names the job that was made before: nothing is made or counted again.
 TAKEN = """
@@ -71,15 +73,6 @@ class Known(NamedTuple):
     server: str
     gone: bool
     active: bool
-
-
-class Made(NamedTuple):
-    schedule_id: int
-    job_id: str
-    run_id: str
-    key: str
-    host_id: str
-    type: str
 
 
 class Wanted(NamedTuple):
@@ -116,7 +109,7 @@ async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int
             milliseconds = int(one.due_at.timestamp() * 1000)
             wanted.append(Wanted(schedule, f"schedule:{schedule.id}:{milliseconds}", one.due_at))
     for made in await _make(connection, wanted, "scheduler"):
-        results[made.schedule_id] = FiredAs(made.job_id)
+        results[made["schedule_id"]] = FiredAs(made["id"])
     if taken := [one for one in wanted if one.known.schedule_id not in results]:
         given = ([one.known.schedule_id for one in taken], [one.key for one in taken])
         results |= {schedule: FiredAs(job) for schedule, job in await fetch_rows(connection, TAKEN, given)}
@@ -129,9 +122,9 @@ async def on_unfired(connection: Connection, instants: Sequence[Unfired]) -> Non
     await connection.execute(UNFIRED, (as_json(rows),))
 
 
-async def run_now(connection: Connection, schedule_id: int, by: str) -> Made:
-    """Make a job of the schedule now, whether or not others of it are active; no due instant is used up. Raise Conflict
-    if its server was deleted."""
+async def run_now(connection: Connection, schedule_id: int, by: str) -> Row:
+    """Make a job of the schedule now, whether or not others of it are active; no due instant is used up. Return its
+    `id`, `run_id` and `host_id`; raise Conflict if its server was deleted."""
     known = (await fetch_all(connection, Known, KNOWN, ([schedule_id],)))[0]
     if (why := refusal(known, skip_active=False)) is not None:
         raise Conflict(f"No job was made: {why.reason}. Give the schedule another server.", code="SERVER_GONE")
@@ -139,7 +132,8 @@ async def run_now(connection: Connection, schedule_id: int, by: str) -> Made:
     return made
 
 
-async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> list[Made]:
+async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> list[Row]:
+    """Make the jobs whose keys are not taken; return their rows."""
     if not wanted:
         return []
     now = await fetch_now(connection)
@@ -154,20 +148,6 @@ async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> li
         }
         for one in wanted
     ]
-    results = await fetch_all(connection, Made, MAKE, {"rows": as_json(rows), "by": by, "now": now})
-    known = {one.known.schedule_id: one.known for one in wanted}
-    await write_events(connection, [_created(known[one.schedule_id], one) for one in results])
-    return results
-
-
-def _created(known: Known, made: Made) -> Event:
-    payload = {
-        "jobId": made.job_id,
-        "jobRunId": made.run_id,
-        "scheduleId": known.id,
-        "serverInstanceId": known.server_instance_id,
-        "hostId": made.host_id,
-        "type": made.type,
-        "queue": f"jobs:{known.tenant_id}",
-    }
-    return Event(known.tenant_id, f"{made.key}:created", "job.created", f"job:{made.job_id}", payload, made.key)
+    made = await fetch_all(connection, dict, MAKE, {"rows": as_json(rows), "by": by, "now": now})
+    await write_events(connection, [event(one, "created", job_run_id=one["run_id"]) for one in made])
+    return made

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from ecluse.access.listing import Filters
 from ecluse.access.wire import CamelShape, Fire
+from ecluse.base.ids import CUID
 from ecluse.base.validation import EitherSpelling, Partial, fields_of, in_camel_case, partial_of
 
 MOST_RETRIES = 100
@@ -18,7 +19,7 @@ LARGEST_PAYLOAD = 256 * 1024  # bytes
 LONGEST_TIMEOUT = 24 * 60 * 60
 
 JobStatus = Literal["pending", "running", "succeeded", "failed"]
-Id = Annotated[str, Field(pattern=r"^c[0-9a-z]{24}$", examples=["cmf1w2x3y0000abcdefghijkl"])]
+Id = Annotated[str, Field(pattern=f"^{CUID.pattern}$", examples=["cmf1w2x3y0000abcdefghijkl"])]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Nightly backup"])]
 TimeOfDay = Annotated[Annotated[str, Field(max_length=5)] | None, Field(examples=["02:00"])]
 

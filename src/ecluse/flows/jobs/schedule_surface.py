@@ -176,7 +176,7 @@ async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Make a job of a schedule now, even if it is paused or others of it are active. Due times are not affected."""
     await _shown(act, job_schedule_id.id)  # raises NotFound for a deleted one
     made = await fire.run_now(act.connection, job_schedule_id.schedule_id, act.caller.name)
-    return {"jobId": made.job_id, "jobRunId": made.run_id, "hostId": made.host_id}
+    return {"jobId": made["id"], "jobRunId": made["run_id"], "hostId": made["host_id"]}
 
 
 @surface.read(f"{ONE}/preview", needs=READ, answer=JobSchedulePreview, command=Command("jobs schedules preview"))

@@ -195,7 +195,7 @@ async def make_again(connection: Connection, job_id: str, by: str) -> str:
     job = await fetch_one(connection, dict, AGAIN, given | ids)
     if job is None:
         raise Conflict("Only a failed job can be repeated.", code="CONFLICT")
-    await write_events(connection, [event(job, "created", jobRunId=ids["run"], retryOf=job_id)])
+    await write_events(connection, [event(job, "created", job_run_id=ids["run"], retry_of=job_id)])
     return str(job["id"])
 
 
@@ -219,4 +219,4 @@ def _over(job: Row, last: Open, verdict: Verdict) -> Event:
     ended, about = verdict.ended, {"status": job["status"], "attempts": last.attempt}
     if ended.status == "succeeded":
         return event(job, "completed", **about)
-    return event(job, "failed", **about, errorCode=ended.error_code, error=ended.error)
+    return event(job, "failed", **about, error_code=ended.error_code, error=ended.error)
