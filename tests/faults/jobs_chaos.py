@@ -35,7 +35,9 @@ from tests.support.job_rows import add_schedule, add_server
 HOSTS = 4
 AGENT_FILE = 'slots = 8\n[shell]\nallow = ["/bin/sh *"]\n'
 OFFERED_WITHIN = 15.0  # seconds after the lease of a lost agent
-SCRIPT = """note() {{ echo "$1 $ECLUSE_JOB_RUN_ID $(date +%s.%N)" >> {witness}; }}; note begin; sleep {seconds}; note end"""
+SCRIPT = (
+    """note() {{ echo "$1 $ECLUSE_JOB_RUN_ID $(date +%s.%N)" >> {witness}; }}; note begin; sleep {seconds}; note end"""
+)
 # Due since the last full minute, and not again within the hour.
 MAKE_DUE = """
 UPDATE schedules SET next_due_at = %(due)s, handled_until = %(due)s - interval '1 minute' WHERE id = ANY(%(ids)s)

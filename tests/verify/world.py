@@ -317,17 +317,20 @@ def _fired_as_job(world: World, due: datetime, given: dict[str, Any]) -> None:
     what = {"tenant_id": "t", "server_instance_id": "server", "payload": {}}
     world.insert("job_schedules", id="backup", schedule_id=schedule, job_type="noop", run_count=1, created_by_id="me",
                  **what, **retries)  # fmt: skip
-    job = {"host_id": "host", "type": "noop", "max_attempts": 2, "backoff_ms": 1000, "backoff_type": "fixed"}
-    job |= {"status": "succeeded", "ended_at": due + timedelta(minutes=3)}
+    job = {"host_id": "host", "type": "noop", "max_attempts": 3, "backoff_ms": 1000, "backoff_type": "fixed"}
+    job |= {"status": "succeeded", "ended_at": due + timedelta(minutes=4)}
     world.insert("jobs", id="job-1", key=f"schedule:backup:{int(due.timestamp()) * 1000}", job_schedule_id="backup",
                  due_at=due, created_by="scheduler", created_at=world.now, **what, **job)  # fmt: skip
     world.insert("schedule_slots", schedule_id=schedule, due_at=due, tenant_id="t", state="fired", reference="job-1",
                  decided_at=world.now)  # fmt: skip
-    for n, (status, code) in enumerate([("failed", "LEASE_LOST"), ("succeeded", None)], 1):
+    # The first was stopped and reported by its agent before the end of its lease, the second was ended after it.
+    ends = [("failed", "LEASE_LOST", -15, 70), ("failed", "LEASE_LOST", None, 30), ("succeeded", None, 0, 30)]
+    for n, (status, code, exit_code, lease) in enumerate(ends, 1):
         begun, over = due + timedelta(minutes=n), due + timedelta(minutes=n, seconds=40)
         world.insert("job_runs", id=f"attempt-{n}", tenant_id="t", job_id="job-1", host_id="host", attempt=n, fence=1,
-                     status=status, error_code=code, due_at=due, agent_id="agent", started_at=begun, ended_at=over,
-                     lease_ends_at=due + timedelta(minutes=n, seconds=30), claim_key=uuid.uuid4())  # fmt: skip
+                     status=status, error_code=code, exit_code=exit_code, due_at=due, agent_id="agent",
+                     started_at=begun, ended_at=over, lease_ends_at=begun + timedelta(seconds=lease),
+                     claim_key=uuid.uuid4())  # fmt: skip
 
 
 def _ended(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from urllib.parse import urlencode
 
 import pytest
@@ -85,6 +86,44 @@ def test_a_schedule_shows_due_times_and_jobs_and_is_run_and_paused(operator, wor
     assert "The schedule is paused." in operator.shown(page)
     assert act(operator, "resume_job_schedule", schedule, page) == page
     assert f"Nightly {EVIL}" in operator.shown("/ui/jobs/schedules")
+
+
+def entered(operator, address, **given):
+    """Open a form and submit it with what it shows and these entries; return the answer."""
+    body = operator.get(address).body.decode()
+    shown = dict(re.findall(r'<input[^>]* name="([\w.]+)"[^>]*? value="([^"]*)"', body))
+    for name, options in re.findall(r'<select[^>]* name="([\w.]+)"[^>]*>(.*?)</select>', body, re.DOTALL):
+        shown |= {name: value for value in re.findall(r'value="([^"]*)" selected', options)}
+    shown |= {name: unescape(text) for name, text in re.findall(r'name="([\w.]+)" rows=[^>]*>\n([^<]*)<', body)}
+    return operator.post(address.partition("?")[0], urlencode({**shown, **given}))
+
+
+def test_servers_and_schedules_are_created_and_edited_by_forms(operator, reader, world):
+    host, name = world.host(), "Server by a form"
+    body = operator.get("/ui/jobs/servers").body.decode()
+    link = re.findall(rf'href="(/ui/do/create_job_server[^"]*host_id={host}[^"]*)"', body)[0].replace("&amp;", "&")
+    assert entered(operator, link, name=name).headers["Location"] == "/ui/jobs/servers"
+    (server,) = [one for one in world.api.get("/api/jobs/servers?limit=200").json["servers"] if one["name"] == name]
+    assert server["hostId"] == host
+    edit = f"/ui/do/change_job_server/{server['id']}"
+    assert f'value="{name}"' in operator.get(edit).body.decode()
+    assert entered(operator, edit, name="Renamed").status == 303
+    assert world.api.get(f"/api/jobs/servers/{server['id']}").json["name"] == "Renamed"
+    given = {"name": "By a form", "cron_expression": "0 2 * * *", "job_type": "noop", "retry_policy.max_retries": "3"}
+    new = f"/ui/do/create_job_schedule?server_instance_id={server['id']}"
+    made = entered(operator, new, payload='{"maxSize": 1}', **given).headers["Location"]
+    assert "By a form" in operator.shown(made)
+    edit = f"/ui/do/change_job_schedule/{made.rpartition('/')[2]}"
+    form = operator.get(edit).body.decode()
+    assert 'name="retry_policy.max_retries" value="3"' in form.replace('type="number" ', "")
+    assert "maxSize" in form
+    wrong = entered(operator, edit, cron_expression="0 2 * *")
+    assert (wrong.status, "4 fields" in wrong.body.decode()) == (422, True)
+    assert entered(operator, edit, cron_expression="0 3 * * *").status == 303
+    schedule = world.api.get(f"/api{made.removeprefix('/ui')}").json
+    assert (schedule["cronExpression"], schedule["payload"]) == ("0 3 * * *", {"maxSize": 1})
+    assert schedule["retryPolicy"]["maxRetries"] == 3
+    assert "/ui/do/" not in reader.get("/ui/jobs/servers").body.decode()
 
 
 def test_agents_are_listed_with_what_they_do_and_are_revoked(operator, world, fill):

@@ -49,6 +49,22 @@ class Field:
         return "1" if self.schema.get("type") == "integer" else "any"
 
 
+def in_names_of(model: type[BaseModel], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record by the names of the model's fields, whether it is answered in snake_case or in
+    camelCase. Values that the model does not describe, such as a JSON object, are left alone."""
+    schema = model.model_json_schema()
+    return _named(schema, schema.get("$defs", {}), record)
+
+
+def _named(schema: Schema, known: Schema, record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, one in schema.get("properties", {}).items():
+        value, (plain, _) = record.get(name, record.get(to_snake(name))), _plain(one, known)
+        nested = _kind(plain) == "group" and isinstance(value, Mapping)
+        found[to_snake(name)] = _named(plain, known, value) if nested else value
+    return found
+
+
 def fields_of(model: type[BaseModel], current: Mapping[str, Any] | None, given: Texts) -> list[Field]:
     """Return the fields of a model, the field `name` first. A list of models has a row for each entry of `current` or
     `given`, and spare rows."""

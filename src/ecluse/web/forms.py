@@ -28,7 +28,7 @@ from ecluse.db.query import fetch_value
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
 from ecluse.web.door import Page, admitted, inside
-from ecluse.web.fields import MORE, Field, changes, fields_of, texts_of, values_of
+from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, texts_of, values_of
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
 LOOK = "_look"  # the button that asks for another preview
@@ -57,9 +57,9 @@ class Asked:
     @property
     def digest(self) -> str:
         """Digest of the values of the record that the form shows; empty if it shows none."""
-        if self.current is None or self.declared.body is None:
+        if self.current is None:
             return ""
-        shown = {name: self.current.get(name) for name in sorted(self.declared.body.model_fields)}
+        shown = {name: self.current[name] for name in sorted(self.current)}
         return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()[:32]
 
 
@@ -165,7 +165,7 @@ async def _asked(
         values,
         inside(back, ACTIONS[name].home),
         record or {},
-        record if edits else None,
+        in_names_of(declared.body, record) if record and edits and declared.body else None,
         await _preview(request, declared, values, chosen) if preview else None,
         bool(looks),
     )

@@ -13,7 +13,7 @@ from ecluse.access.listing import read_page
 from ecluse.access.wire import Offset, camel, kit_of, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
-from ecluse.flows.jobs.job_surface import OF_AGENTS, OF_SERVERS, READ
+from ecluse.flows.jobs.job_surface import OF_AGENTS, OF_HOSTS, OF_SERVERS, READ
 from ecluse.flows.jobs.schedule_surface import SCHEDULES, SLOTS
 from ecluse.flows.jobs.schedules import show
 from ecluse.web import jobs, live, render
@@ -40,6 +40,7 @@ COLUMNS = (
     Column("runCount", "Jobs", figure=True),
 )
 OF_SERVER = (Column("name", "Server"), Column("host", "Host"), Column("id", "Id"), Column("createdAt", "Created"))
+OF_HOST = (Column("name", "Host"), Column("id", "Id"), Column("createdAt", "Created"))
 OF_AGENT = (
     Column("host", "Agent of host"),
     Column("status", "State"),
@@ -70,10 +71,9 @@ async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
         row["status"] = "paused" if not row["enabled"] else row["lastRunStatus"] or "not yet due"
         row["state"] = STATES.get(row["status"], "skipped")
         row["buttons"] = _buttons(request, row, HOME)
-    more = len(rows) > ROWS
-    return render.page(
-        request, "job_schedules.html", rows=rows[:ROWS], columns=COLUMNS, wanted=wanted, more=more, size=ROWS
-    )
+    new = buttons(request, ("create_job_schedule", {}))
+    shown: Context = {"rows": rows[:ROWS], "more": len(rows) > ROWS, "new": new}
+    return render.page(request, "job_schedules.html", columns=COLUMNS, wanted=wanted, size=ROWS, **shown)
 
 
 @routes.get(f"{HOME}/{{job_schedule_id}}", openapi_extra=needs(READ))
@@ -98,21 +98,26 @@ async def follow_one(request: Request, job_schedule_id: str) -> Response:
 async def show_servers(request: Request) -> Response:
     caller = caller_of(request)
 
-    async def ask(connection: Connection) -> tuple[list[Row], list[Row]]:
-        servers = await read_page(connection, caller, OF_SERVERS, {}, limit=MOST)
-        agents = await read_page(connection, caller, OF_AGENTS, {}, limit=MOST)
-        return servers["servers"], agents["agents"]
+    async def ask(connection: Connection) -> Context:
+        listings = (OF_AGENTS, OF_SERVERS, OF_HOSTS)
+        pages = [await read_page(connection, caller, one, {}, limit=MOST) for one in listings]
+        return {one.name: page[one.name] for one, page in zip(listings, pages, strict=True)}
 
-    servers, agents = await reads_of(request)(ask)
-    for one in agents:
+    shown = await reads_of(request)(ask)
+    for one in shown["agents"]:
         one["status"] = "revoked" if one["revokedAt"] else "online" if one["online"] else "offline"
         one["state"] = {"online": "succeeded", "offline": "failed", "revoked": "skipped"}[one["status"]]
         one["onlineSince"] = one["onlineSince"] if one["online"] else None
         wanted = [("revoke_job_agent", {"agent_id": one["id"]})] if one["revokedAt"] is None else []
         one["buttons"] = buttons(request, *wanted, back=SERVERS)
-    return render.page(
-        request, "job_servers.html", servers=servers, agents=agents, of_server=OF_SERVER, of_agent=OF_AGENT
-    )
+    for one in shown["servers"]:
+        named = {"server_id": one["id"]}
+        one["buttons"] = buttons(request, ("create_job_schedule", {}), server_instance_id=one["id"])
+        one["buttons"] += buttons(request, ("change_job_server", named), ("delete_job_server", named), back=SERVERS)
+    for one in shown["hosts"]:
+        one["buttons"] = buttons(request, ("create_job_server", {}), back=SERVERS, host_id=one["id"])
+    shown["new"] = buttons(request, ("create_job_host", {}), back=SERVERS)
+    return render.page(request, "job_servers.html", of_agent=OF_AGENT, of_server=OF_SERVER, of_host=OF_HOST, **shown)
 
 
 async def _schedule(request: Request, job_schedule_id: str) -> Context:
@@ -152,4 +157,5 @@ def _ahead(row: Row, now: datetime, count: int) -> Ahead:
 def _buttons(request: Request, row: Row, back: str) -> list[Button]:
     one = {"job_schedule_id": row["id"]}
     switch = "pause_job_schedule" if row["enabled"] else "resume_job_schedule"
-    return buttons(request, ("run_job_schedule", one), (switch, one), back=back)
+    names = ("run_job_schedule", switch, "change_job_schedule", "delete_job_schedule")
+    return buttons(request, *((name, one) for name in names), back=back)

@@ -27,6 +27,7 @@ SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
 
 JOBS = Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters)
 OF_SERVERS = Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",))
+OF_HOSTS = Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",))
 OF_AGENTS = Listing("agents", shapes.AgentRow, "job_agent_list", READ)
 
 
@@ -48,7 +49,7 @@ surface.listing(
 )
 surface.listing(
     HOSTS,
-    Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",)),
+    OF_HOSTS,
     list_job_hosts="List the hosts of the organisation.",
     command=Command("jobs hosts list", columns=("id", "name", "createdAt")),
 )
@@ -121,6 +122,12 @@ async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
     """Create a server instance, which schedules name; the agent of its host executes its jobs."""
     server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
     return await _place(act, "server", server)
+
+
+@surface.read(SERVER, needs=READ, answer=shapes.ServerRow, command=Command("jobs servers show"))
+async def show_job_server(look: Look, server_id: str) -> Row:
+    """Show a server instance."""
+    return await _place(look, "server", server_id)
 
 
 @_changes("PATCH", SERVER, "job_server.update", shapes.ServerRow, "jobs servers update", refuses=TAKEN)

@@ -28,7 +28,7 @@ surface = Surface("jobs")
 READ, WRITE = "jobs.read", "jobs.write"
 PATH = "/api/jobs/schedules"
 ONE = f"{PATH}/{{job_schedule_id}}"
-ABOUT = "job_schedule:{job_schedule_id}"
+_changes = partial(surface.operation, needs=WRITE, answer=JobScheduleRow, subject="job_schedule:{job_schedule_id}")
 
 Count = Annotated[int, Query(ge=1, le=50)]
 OPTIONS = {"cron": "cronExpression", "tz": "timezone", "server": "serverInstanceId", "type": "jobType"}
@@ -99,13 +99,10 @@ async def show_job_schedule(look: Look, job_schedule_id: JobScheduleId) -> Row:
     return await _shown(look, job_schedule_id.id)
 
 
-@surface.operation(
+@_changes(
     "PATCH",
     ONE,
-    needs=WRITE,
-    answer=JobScheduleRow,
     action="job_schedule.update",
-    subject=ABOUT,
     refuses=("NO_SECRET_KEY",),
     command=Command("jobs schedules update", options=OPTIONS),
 )
@@ -116,61 +113,35 @@ async def change_job_schedule(act: Act, job_schedule_id: JobScheduleId, body: Ch
     return await _shown(act, job_schedule_id.id)
 
 
-@surface.operation(
-    "DELETE",
-    ONE,
-    needs=WRITE,
-    answer=Deleted,
-    action="job_schedule.delete",
-    subject=ABOUT,
-    command=Command("jobs schedules delete"),
-)
+@_changes("DELETE", ONE, answer=Deleted, action="job_schedule.delete", command=Command("jobs schedules delete"))
 async def delete_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Delete a job schedule. Its jobs and slots stay; a job that waits is still executed."""
     await schedules.delete(act.connection, job_schedule_id)
     return {"id": job_schedule_id.id, "deleted": True}
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/pause",
-    needs=WRITE,
-    answer=JobScheduleRow,
-    action="job_schedule.pause",
-    subject=ABOUT,
-    command=Command("jobs schedules pause"),
-)
+@_changes("POST", f"{ONE}/pause", action="job_schedule.pause", command=Command("jobs schedules pause"))
 async def pause_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Pause a job schedule: no job is made until it is resumed, except by hand."""
     await schedules.switch(act.connection, job_schedule_id, enabled=False)
     return await _shown(act, job_schedule_id.id)
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/resume",
-    needs=WRITE,
-    answer=JobScheduleRow,
-    action="job_schedule.resume",
-    subject=ABOUT,
-    command=Command("jobs schedules resume"),
-)
+@_changes("POST", f"{ONE}/resume", action="job_schedule.resume", command=Command("jobs schedules resume"))
 async def resume_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Resume a paused job schedule. Due times of the pause are not caught up on."""
     await schedules.switch(act.connection, job_schedule_id, enabled=True)
     return await _shown(act, job_schedule_id.id)
 
 
-@surface.operation(
+@_changes(
     "POST",
     f"{ONE}/run",
-    needs=WRITE,
     answer=MadeJob,
     status=201,
     action="job_schedule.run",
-    subject=ABOUT,
     refuses=("SERVER_GONE",),
-    command=Command("jobs schedules run"),
+    command=Command("jobs run"),
 )
 async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Make a job of a schedule now, even if it is paused or others of it are active. Due times are not affected."""

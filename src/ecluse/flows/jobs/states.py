@@ -69,12 +69,18 @@ FROM job_runs r JOIN jobs j ON j.id = r.job_id WHERE {which} FOR UPDATE OF r, j 
 """
 OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s", rest="")
 OF_JOB = OPEN.format(which="r.job_id = %s AND r.ended_at IS NULL", rest="")
-LEASES_OVER = OPEN.format(
-    which=f"r.status = 'running' AND r.lease_ends_at <= ecluse_now() LIMIT {BATCH}", rest="SKIP LOCKED"
-)
-UNCLAIMED = OPEN.format(
-    which=f"r.status = 'pending' AND r.due_at < ecluse_now() - %s::interval LIMIT {BATCH}", rest="SKIP LOCKED"
-)
+
+
+def _overdue(status: str, instant: str, until: str) -> str:
+    """Return the statement that locks the oldest attempts of a status whose instant is past. The index finds them
+    before the join, without which the planner would read all attempts, and reads the time once, in a subquery."""
+    past = f"r.status = '{status}' AND r.{instant} <= (SELECT {until})"
+    oldest = f"SELECT r.id FROM job_runs r WHERE {past} ORDER BY r.{instant} LIMIT {BATCH}"  # noqa: S608 - our own words
+    return OPEN.format(which=f"{past} AND r.id = ANY(ARRAY({oldest}))", rest="SKIP LOCKED")
+
+
+LEASES_OVER = _overdue("running", "lease_ends_at", "ecluse_now()")
+UNCLAIMED = _overdue("pending", "due_at", "ecluse_now() - %(longest)s::interval")
 END = f"""
 WITH e AS (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS e(run_id text, was text, status text, error_code text, error text,
@@ -172,7 +178,7 @@ async def end_lost(connection: Connection) -> int:
 async def end_unclaimed(connection: Connection, longest: timedelta) -> int:
     """End attempts that no agent has claimed for `longest`; return how many."""
     async with connection.transaction():
-        found = await fetch_all(connection, Open, UNCLAIMED, (longest,))
+        found = await fetch_all(connection, Open, UNCLAIMED, {"longest": longest})
         return await _end(connection, [(one, attempts.NOT_CLAIMED) for one in found])
 
 

@@ -15,9 +15,12 @@ from ecluse.flows.jobs import states
 LOOK_SECONDS, SWEEP_SECONDS = 1.0, 2.0
 API, SWEEPERS = frozenset[Role]({"api"}), frozenset[Role]({"worker", "scheduler"})
 
+# The first attempt at or after each host in the index (host, due): found whatever the planner expects of a host.
 WAITED_FOR = """
-SELECT h FROM unnest(%s::text[]) AS h
-WHERE EXISTS (SELECT FROM job_runs r WHERE r.host_id = h AND r.status = 'pending' AND r.due_at <= ecluse_now())
+SELECT h FROM unnest(%s::text[]) AS h CROSS JOIN LATERAL (
+    SELECT r.host_id, r.due_at FROM job_runs r WHERE r.status = 'pending' AND r.host_id >= h
+    ORDER BY r.host_id, r.due_at LIMIT 1) AS first
+WHERE first.host_id = h AND first.due_at <= (SELECT ecluse_now())
 """
 
 
