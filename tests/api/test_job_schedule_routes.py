@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import count
 from typing import Any
 
@@ -125,6 +126,17 @@ def test_a_change_replaces_the_given_fields_in_either_spelling(client, made):
     assert changed.json["payload"] == {"command": "backup"}
     cleared = client.ask("PATCH", one, {"executionWindowStart": None, "executionWindowEnd": None})
     assert (cleared.json["executionWindowStart"], cleared.json["cronExpression"]) == (None, "30 3 * * 1")
+
+
+@pytest.mark.req("JOB-14", "JOB-35")
+def test_an_enabled_schedule_stores_its_next_due_time_by_cron_and_window(client, tenant, ask):
+    given = {"cronExpression": "0 1 * * *", "executionWindowStart": "02:00", "executionWindowEnd": "06:00"}
+    made = client.post(PATH, new(tenant, **given)).json
+    assert datetime.fromisoformat(made["nextRunAt"]).strftime("%H:%M %z") == "02:00 +0000"
+    stored = "SELECT s.next_due_at FROM schedules s JOIN job_schedules j ON j.schedule_id = s.id WHERE j.id = %s"
+    assert ask(stored, made["id"]) == [(datetime.fromisoformat(made["nextRunAt"]),)]
+    off = client.post(PATH, new(tenant, **given, enabled=False)).json
+    assert off["nextRunAt"] is None
 
 
 @pytest.mark.req("JOB-05", "JOB-08", "JOB-29", "JOB-37", "G-51", "G-52", "G-54")

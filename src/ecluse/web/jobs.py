@@ -148,7 +148,7 @@ async def _job(request: Request, job_id: str) -> Context:
         "states": STATES,
         "buttons": _buttons(request, job),
         "busy": job["endedAt"] is None,
-        "over": False,
+        "over": job["endedAt"] is not None,
     }
 
 

@@ -73,7 +73,7 @@ def test_agents_do_nothing_but_execute_and_no_other_role_executes(world, shared_
     assert claim(world.api.with_key("ecl_agent_nonsense")).code == "CREDENTIAL_REVOKED"
 
 
-@pytest.mark.req("JOB-21", "G-53")
+@pytest.mark.req("JOB-21", "JOB-48", "G-53")
 def test_a_claim_gets_the_jobs_of_its_own_host_in_order_several_at_once(world):
     host, other = world.host(), world.host()
     jobs = [world.job(host, payload={"seconds": n}) for n in range(4)]

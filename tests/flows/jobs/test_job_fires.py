@@ -38,7 +38,8 @@ def milliseconds(h: float) -> int:
     return int(hour(h).timestamp()) * 1000
 
 
-@pytest.mark.req("JOB-16", "JOB-17", "JOB-18", "JOB-19", "JOB-22", "JOB-39", "JOB-43", "JOB-44", "JOB-45", "JOB-47")
+@pytest.mark.req("JOB-16", "JOB-17", "JOB-18", "JOB-19", "JOB-20", "JOB-22", "JOB-39", "JOB-43", "JOB-44", "JOB-45",
+                 "JOB-47")  # fmt: skip
 async def test_a_fire_is_a_job_its_first_run_telemetry_and_re_arm(world, one):
     made = await world.do(add_schedule)
     (line,) = await world.tick(hour(8))
@@ -148,7 +149,7 @@ async def test_a_server_that_was_deleted_fails_the_fire_once_and_the_next_one_is
     assert one(TELEMETRY)[0] == "success"
 
 
-@pytest.mark.req("JOB-25", "JOB-28")
+@pytest.mark.req("JOB-25", "JOB-26", "JOB-28")
 async def test_data_that_the_database_refuses_fails_its_own_schedule_only(world, query):
     bad = await world.do(add_schedule)
     good = [await world.do(add_schedule) for _ in range(3)]
