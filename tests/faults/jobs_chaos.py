@@ -196,7 +196,7 @@ class JobsChaos(Chaos):
         self.report.kills += 1
         self.report.agent_kills += 1
         if len(here) > 1 and self._chance.random() < 0.3:
-            self._back_at[place] = time.monotonic() + self._lease + self._chance.uniform(0.0, 5.0)
+            self._back_at[place] = time.monotonic() + self._lease * self._chance.uniform(1.0, 1.2)
         else:
             agent.start()
 

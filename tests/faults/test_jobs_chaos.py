@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 @pytest.mark.req("G-53", "JOB-17")
 def test_under_kills_each_fire_is_one_job_and_no_result_is_lost(world_of):
-    plan = Plan(kills=6, targets=40, replicas=2, pause=(0.2, 1.0), patience=90.0, seed=3)
+    plan = Plan(kills=4, targets=20, replicas=2, pause=(0.2, 0.8), patience=90.0, seed=3)
     report = play(world_of(JOBS), plan, lease=2.0, quiet=True)
     assert (problems := report.problems()) == [], problems
 
