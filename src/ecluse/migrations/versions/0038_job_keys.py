@@ -9,7 +9,7 @@ from alembic import op
 from ecluse.migrations.online import build_indexes, validate
 
 revision = "0038"
-down_revision = "0037"
+down_revision = "0041"
 
 INDEXES = {
     "job_runs_attempts": "UNIQUE job_runs (job_id, attempt)",
