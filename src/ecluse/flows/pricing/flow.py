@@ -16,7 +16,7 @@ from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
-from ecluse.flows.pricing import alerts, executions, reconciliations, runs, work
+from ecluse.flows.pricing import alerts, executions, previews, reconciliations, runs, work
 from ecluse.flows.pricing.executions import SCHEDULER, targets
 from ecluse.flows.pricing.projects import lane_name
 from ecluse.flows.pricing.retries import RETRY
@@ -84,7 +84,7 @@ class Pricing:
         common: dict[str, Any] = {"lane": self.base, "retry": config.retry, "max_wait": PATIENCE, "poll": config.poll}
         brief = {**common, "time_limit": 3 * config.call + timedelta(seconds=30)}
         of_apply: dict[str, Any] = {"work": self._write(_before, _after), "on_end": executions.applied, "opens": True}
-        self.catalogue = Stage("catalogue", work=work.preview, time_limit=timedelta(hours=1), **common)
+        self.catalogue = Stage("catalogue", work=previews.preview, time_limit=timedelta(hours=1), **common)
         self.canary = Stage("canary", **of_apply, **brief, last=True)
         self.apply = Stage("apply", **of_apply, **brief, last=True)
         undo = self._write(lambda item: {} if item.payload["forced"] else _after(item), _before)

@@ -72,19 +72,19 @@ MOVE_TARGETS = """
 UPDATE rule_targets t SET status = m.status, round = m.round, error_code = m.error_code, error = m.error,
     next_attempt_at = m.next_attempt_at,
     attempts = CASE WHEN m.retried THEN t.attempts + 1 WHEN m.round > t.round THEN 0 ELSE t.attempts END,
-    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, ecluse_now()) END,
-    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, ecluse_now())
+    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, now) END,
+    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, now)
                     WHEN m.round = t.round THEN t.begun_at END
 FROM jsonb_to_recordset(%s::jsonb) AS m(id bigint, status text, round integer, error_code text, error text,
-    next_attempt_at timestamptz, retried boolean)
+    next_attempt_at timestamptz, retried boolean), (SELECT ecluse_now() AS now) clock
 WHERE t.id = m.id
 """
 HISTORY = """
 INSERT INTO rule_history (tenant_id, rule_run_id, rule_target_id, from_status, to_status, round, actor, source,
                           correlation_id, at)
 SELECT r.tenant_id, r.id, h.target, h.former, h.following, h.round, %(actor)s, %(source)s,
-       coalesce(%(correlation_id)s, r.correlation_id), ecluse_now()
-FROM ROWS FROM (jsonb_to_recordset(%(rows)s::jsonb)
+       coalesce(%(correlation_id)s, r.correlation_id), clock.now
+FROM (SELECT ecluse_now() AS now) clock CROSS JOIN ROWS FROM (jsonb_to_recordset(%(rows)s::jsonb)
     AS (run bigint, target bigint, former text, following text, round integer)) WITH ORDINALITY
     AS h(run, target, former, following, round, place)
 JOIN rule_runs r ON r.id = h.run ORDER BY h.place

@@ -1,4 +1,4 @@
-"""Calls of executions to shops: the catalogue read for a preview, prices read, prices set. Retries, pauses and the
+"""Calls of executions to shops: the clients of a process, prices read, prices set. Retries, pauses and the
 protocol of writes are the engine's. No transaction is open while a shop is called."""
 
 from __future__ import annotations
@@ -8,22 +8,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from operator import methodcaller
 from typing import Any, NamedTuple, Self, TypeVar
 
 from ecluse.base.clock import Clock
 from ecluse.base.errors import NotFound, PermanentError, VendorError
-from ecluse.db.query import fetch_row
 from ecluse.engine import Done, Item, Order, Result, Throttle, WorkContext
 from ecluse.flows.connections.clients import Setup
-from ecluse.flows.pricing import projects, runs
-from ecluse.flows.pricing.rules import Terms, make_plan
+from ecluse.flows.pricing import projects
 from ecluse.flows.pricing.states import By
-from ecluse.vendors.shops import Shop, Variant
+from ecluse.vendors.shops import Shop
 
 FRESH_SECONDS = 5.0  # a project is read again after so long: every replica sees a new access token
 WORKER = By("Worker", "engine")
-TO_PLAN = "SELECT rule, currency FROM rule_runs WHERE id = %s"
 R = TypeVar("R")
 
 
@@ -92,31 +88,6 @@ class Shops:
 
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
-
-
-async def preview(context: WorkContext, item: Item) -> Result:
-    """Read the catalogue, each page with a permit of its own, and store the plan of the run."""
-    shops: Shops = context.vendors
-    run = item.payload["rule_run"]
-    async with context.database() as connection:
-        rule, currency = await fetch_row(connection, TO_PLAN, (run,)) or ({}, "")
-    terms, listed = Terms.model_validate(rule), list[Variant]()
-    tags: Sequence[str | None] = terms.selection.tags or [None]
-    costs, calls = terms.change.kind == "margin", 0
-    for tag in tags:
-        cursor, more = None, True
-        while more:
-            if calls:
-                await context.permit(item)
-                await shops.refilled(item)
-            calls += 1
-            page = await shops.call(context, item, methodcaller("catalogue", cursor, tag=tag, costs=costs))
-            listed += page.variants
-            cursor, more = page.cursor, page.cursor is not None
-    plan = await asyncio.to_thread(make_plan, terms, currency, listed)
-    async with context.database() as connection, connection.transaction():
-        await runs.store_plan(connection, run, plan, WORKER)
-    return Done({"calls": calls, "variants": len(listed), "targets": len(plan.targets)})
 
 
 async def read(context: WorkContext, items: Sequence[Item]) -> Mapping[str, Any]:
