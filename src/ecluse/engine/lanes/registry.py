@@ -186,8 +186,8 @@ class Lanes:
         however far ahead: such an item goes before items that wait to start. Raises Closed if the lane is closed."""
         stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         if self._known[lane_id].spacing is not None and not self.is_closed(lane_id):
-            if (start_at := await self._permits.reserve(lane_id, stage.weight)) is not None:
-                await asyncio.sleep((start_at - self._clock.now()).total_seconds())
+            start_at = await self._permits.reserve(lane_id, stage.weight) or self._clock.now()
+            await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
             raise Closed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
 from operator import methodcaller
 
 from pydantic import TypeAdapter
@@ -13,9 +12,10 @@ from pydantic import TypeAdapter
 from ecluse.base.errors import TransientError
 from ecluse.db.query import fetch_row, fetch_rows
 from ecluse.engine import Done, Item, Postponed, Result, WorkContext
+from ecluse.flows.connections.shops import Shops
 from ecluse.flows.pricing import runs
 from ecluse.flows.pricing.rules import Terms, make_plan
-from ecluse.flows.pricing.work import WORKER, Shops
+from ecluse.flows.pricing.work import WORKER
 from ecluse.vendors.shops import Variant
 
 VARIANTS = TypeAdapter(list[Variant])
@@ -26,7 +26,8 @@ KEEP = "INSERT INTO rule_pages (rule_run_id, number, tag, cursor, variants) VALU
 
 async def preview(context: WorkContext, item: Item) -> Result:
     """Read what is missing of the catalogue, and store the plan of the run. An error after progress counts no
-    execution: a long catalogue may meet more errors than an item has executions."""
+    execution, because a long catalogue may meet more errors than an item has executions; but a `Retry-After` is left to
+    the engine, which closes the lane."""
     shops: Shops = context.vendors
     run = item.payload["rule_run"]
     async with context.database() as connection:
@@ -45,9 +46,9 @@ async def preview(context: WorkContext, item: Item) -> Result:
         try:
             page = await shops.call(context, item, call)
         except TransientError as error:
-            if pages == len(known):
+            if pages == len(known) or error.retry_after:
                 raise
-            return Postponed(context.now() + timedelta(seconds=error.retry_after or 0), error.message)
+            return Postponed(context.now(), error.message)
         listed += page.variants
         tag, cursor = (tag + 1, None) if page.cursor is None else (tag, page.cursor)
         async with context.database() as connection:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from ecluse.base.errors import Conflict, ForbiddenTransition, NotFound
+from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_row, fetch_rows
@@ -130,7 +130,7 @@ async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -
         raise NotFound(f"There is no rule run {missing[0]}.")
     hops = []
     for run, former, round_ in locked:
-        check(RUNS, f"rule run {run}", former, wanted[run])
+        RUNS.check(former, wanted[run], f"rule run {run}")
         retried = former in (PARTIAL, FAILED) and wanted[run] == APPLYING
         hops.append(Hop(run, None, former, wanted[run], round_ + retried))
     rows = [{"id": hop.run, "status": hop.following, "round": hop.round} for hop in hops]
@@ -151,7 +151,7 @@ async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: 
     for target, status, round_, of_run in locked:
         move, former, number = wanted[target], status, round_
         for following in move.path:
-            check(TARGETS, f"target {target}", former, following)
+            TARGETS.check(former, following, f"target {target}")
             number += former == FAILED
             hops.append(Hop(of_run, target, former, following, number))
             former = following
@@ -168,12 +168,6 @@ async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: 
         )
     await connection.execute(MOVE_TARGETS, (as_json(rows),))
     await record(connection, hops, by)
-
-
-def check(machine: StatusMap, subject: str, former: str, following: str) -> None:
-    """Raise ForbiddenTransition unless the table has the change."""
-    if following not in machine.moves.get(former, frozenset()):
-        raise ForbiddenTransition(subject, former, following)
 
 
 async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:
