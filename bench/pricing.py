@@ -3,7 +3,7 @@
 rate     share of 2 requests/s, burst 40, that three replicas use in steady state
 cost     share of a shop's cost bucket that they use, that rate off, and how many calls the shop throttled
 preview  seconds of a preview of 10,000 variants; of the plan alone; of the page of that run
-stop     calls that still go out once more targets have failed than `max_failure_rate` allows
+stop     calls that still go out once more targets have failed than `max_failure_rate` allows; 16 worker slots each
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ecluse.vendors.shopify import PRICES, SET_PRICES, VERSION
 from ecluse.vendors.shops import Variant
 from ecluse.web.door import COOKIE
 
-REPLICAS = 3
+REPLICAS, HANDS = 3, 16
 KNOBS = {
     "ECLUSE_SECRET_KEY": b64encode(bytes(range(32))).decode(),
     "ECLUSE_ALLOWED_NETWORKS": "127.0.0.0/8",
@@ -51,8 +51,8 @@ VARIANTS = [f"gid://shopify/ProductVariant/1{place:02d}" for place in range(10)]
 class Bench:
     """Servers, the simulated shops, and the requests of a measurement."""
 
-    def __init__(self, dsn: str, shops: Running, api: Served) -> None:
-        self.dsn, self.shops, self.api = dsn, shops, api
+    def __init__(self, database: psycopg.Connection[dict[str, Any]], shops: Running, api: Served) -> None:
+        self.database, self.shops, self.api = database, shops, api
 
     async def post(self, path: str, body: object) -> dict[str, Any]:
         async with self.api.session.post(f"/api/pricing{path}", json=body) as answer:
@@ -60,12 +60,15 @@ class Bench:
             assert answer.status < 300, found
             return found
 
-    async def previewed(self, shop: str, selection: dict[str, Any]) -> dict[str, Any]:
-        """A rule run with its plan."""
+    async def rule(self, shop: str, selection: dict[str, Any]) -> dict[str, Any]:
+        """A rule for a new project."""
         place = {"name": shop, "connector": "shopify", "base_url": f"{self.shops.url}/shopify/{shop}"}
         project = await self.post("/projects", {**place, "currency": "EUR", "access_token": "shpat_bench"})
         change = {"selection": selection, "change": {"kind": "percent", "percent": "-10"}}
-        rule = await self.post("/rules", {"project_id": project["id"], "name": "Bench", **change})
+        return await self.post("/rules", {"project_id": project["id"], "name": "Bench", **change})
+
+    async def previewed(self, rule: dict[str, Any]) -> dict[str, Any]:
+        """A rule run with its plan."""
         started = await self.post("/runs", {"rule_id": rule["id"]})
         await self.ended(started)
         async with self.api.session.get(f"/api/pricing/runs/{started['id']}") as answer:
@@ -80,8 +83,7 @@ class Bench:
             await asyncio.sleep(0.02)
 
     def rows(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
-        with psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row) as connection:
-            return connection.execute(sql, parameters or None).fetchall()
+        return self.database.execute(sql, parameters or None).fetchall()
 
     def calls(self, after: float = 0.0) -> list[dict[str, Any]]:
         found = control(self.shops.url, "GET", "ledger?vendor=shopify&kind=call&limit=10000")["entries"]
@@ -91,7 +93,7 @@ class Bench:
 async def rate(bench: Bench) -> dict[str, Any]:
     """The apply of 500 targets in 50 products, from the 50th call on: the burst is over by then."""
     control(bench.shops.url, "POST", "limits", {"vendor": "shopify", "per_second": 2, "burst": 40})
-    run = await bench.previewed("unlimited-rate", {"tags": ["first-50"]})
+    run = await bench.previewed(await bench.rule("unlimited-rate", {"tags": ["first-50"]}))
     began = time.time()
     await bench.ended(await bench.queued(run))
     calls = bench.calls(began)
@@ -103,7 +105,7 @@ async def rate(bench: Bench) -> dict[str, Any]:
 
 async def cost(bench: Bench) -> dict[str, Any]:
     """The apply of 5,000 targets in 500 products, in a shop whose bucket restores 500 points a second."""
-    run = await bench.previewed("plus-bench", {"tags": ["first-500"]})
+    run = await bench.previewed(await bench.rule("plus-bench", {"tags": ["first-500"]}))
     read = await _cost(bench, PRICES, {"ids": VARIANTS})
     changed = [{"id": one, "price": "1.00"} for one in VARIANTS]
     write = await _cost(bench, SET_PRICES, {"productId": "gid://shopify/Product/1", "variants": changed})
@@ -133,8 +135,9 @@ async def _cost(bench: Bench, query: str, variables: dict[str, Any]) -> float:
 
 async def preview(bench: Bench) -> dict[str, Any]:
     """A preview of the whole catalogue, 10,000 variants; then its page."""
+    rule = await bench.rule("unlimited-all", {"price_from": 0})
     began = time.monotonic()
-    run = await bench.previewed("unlimited-all", {"price_from": 0})
+    run = await bench.previewed(rule)
     seconds = time.monotonic() - began
     assert run["totals"]["selected"] == 10_000, run["totals"]
     terms = Terms.model_validate({"selection": {"price_from": 0}, "change": {"kind": "percent", "percent": "-10"}})
@@ -151,8 +154,7 @@ async def _page(bench: Bench, path: str) -> dict[str, float]:
     server_, took = bench.api.replicas[0], []
     key = bench.api.session.headers["Authorization"].removeprefix("Bearer ")
     cookie = SimpleCookie({COOKIE: key})
-    with psycopg.connect(bench.dsn, autocommit=True) as connection:
-        connection.execute("ANALYZE")
+    bench.database.execute("ANALYZE")
     async with aiohttp.ClientSession(server_.url, headers={"Cookie": cookie.output(header="").strip()}) as session:
         cpu = 0.0
         for n in range(21):
@@ -168,7 +170,7 @@ async def _page(bench: Bench, path: str) -> dict[str, float]:
 
 async def stop(bench: Bench) -> dict[str, Any]:
     """5,000 targets in 500 products, all refused, with a limit of 2 % of failures: 10 products."""
-    run = await bench.previewed("unlimited-stop", {"tags": ["first-500"]})
+    run = await bench.previewed(await bench.rule("unlimited-stop", {"tags": ["first-500"]}))
     products = [f"gid://shopify/Product/{n}" for n in range(1, 501)]
     refused = {"vendor": "shopify", "kind": "refused", "status": 422, "code": "no", "ids": products}
     control(bench.shops.url, "POST", "faults", [refused, {"vendor": "shopify", "kind": "latency", "seconds": 0.2}])
@@ -181,7 +183,7 @@ async def stop(bench: Bench) -> dict[str, Any]:
         "products_sent": len(sent),
         "sent_after_exceeded": len(late),
         "last_sent_after_s": round(max(late, default=0.0), 2),
-        "goal": "only what was in hand",
+        "goal": f"what is in hand: at most {REPLICAS * HANDS}",
     }
 
 
@@ -189,7 +191,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], Awaitable[dict[str, Any]]], dict
     "rate": (rate, {}),
     "cost": (cost, FAST),
     "preview": (preview, FAST),
-    "stop": (stop, FAST),
+    "stop": (stop, {**FAST, "ECLUSE_HANDS": str(HANDS)}),
 }
 
 
@@ -197,7 +199,8 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], Awaitable[dict[str, Any]]], dict
 async def opened(dsn: str, knobs: dict[str, str]) -> AsyncIterator[Bench]:
     with sandbox() as shops:
         async with served(dsn, shops.url, {**KNOBS, **knobs}, REPLICAS) as api:
-            yield Bench(dsn, shops, api)
+            with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as database:
+                yield Bench(database, shops, api)
 
 
 async def measured(dsn: str, name: str) -> dict[str, Any]:

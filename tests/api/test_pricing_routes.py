@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ecluse.flows.pricing.surface import PROJECTS, RULES, ProjectRow, RuleRow
+from ecluse.flows.connections.project_surface import PROJECTS, ProjectRow
+from ecluse.flows.pricing.surface import RULES, RuleRow
 from tests.support.api_server import Client, add_tenant, new_key, serving
 from tests.support.session import Session
 

@@ -75,6 +75,7 @@ TABLES = {
     "rule_exclusions",
     "rule_history",
     "rule_mismatches",
+    "rule_pages",
     "rule_reconciliations",
     "rule_runs",
     "rule_targets",

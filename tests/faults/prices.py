@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from ecluse.base.errors import TransientError
 from ecluse.db.connect import Connection
 from ecluse.engine import Run, Start, load_run
-from ecluse.flows.pricing import executions, projects, runs
+from ecluse.flows.connections import projects
+from ecluse.flows.pricing import executions, runs
 from ecluse.flows.pricing.rules import Plan, Planned, plan_hash
 from ecluse.flows.pricing.runs import NewRun
+from ecluse.vendors.connectors import opened
 from ecluse.vendors.shops import Shop, Variant
 from tests.support.pricing_rows import BY
 from tests.support.vendor_clients import LOOPBACK, SECRETS
@@ -33,7 +35,7 @@ def product(of_variant: str) -> str:
 async def apply(connection: Connection, start: Start, url: str) -> Run:
     """Queue a rule run that makes each wanted variant a cent dearer; return the run of its apply."""
     shop = ("shopify", f"{url}/shopify/unlimited", TOKEN, "EUR")
-    async with projects.opened(*shop, allowed_networks=LOOPBACK, now=lambda: datetime.now(UTC)) as client:
+    async with opened(*shop, allowed_networks=LOOPBACK, now=lambda: datetime.now(UTC)) as client:
         prices = await _prices(client, start.input["variants"])
     targets = [Planned(Variant(one, product(one), "", one, price, "EUR"), price, price + 1)
                for one, price in prices.items()]  # fmt: skip

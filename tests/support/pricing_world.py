@@ -17,15 +17,17 @@ from ecluse.db.query import Row
 from ecluse.engine import Backoff, load_run
 from ecluse.engine.kit import Kit
 from ecluse.engine.work.completion import end_by_operator
+from ecluse.flows.connections import projects
 from ecluse.flows.connections.clients import Setup
-from ecluse.flows.pricing import executions, projects, queries, rule_records, runs
+from ecluse.flows.connections.shops import Shops
+from ecluse.flows.pricing import executions, queries, rule_records, runs
 from ecluse.flows.pricing.flow import Config, Pricing
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.rules import Terms
 from ecluse.flows.pricing.runs import Limits
 from ecluse.flows.pricing.states import validate_run_state
-from ecluse.flows.pricing.work import Shops
 from ecluse.testing.sandbox import SandboxProcess
+from ecluse.vendors.connectors import opened
 from ecluse.vendors.shops import Shop
 from tests.support.pricing_rows import BY
 from tests.support.runs import wait_for_run
@@ -137,7 +139,7 @@ class World:
     async def client(self, place: str = "/shopify/unlimited") -> AsyncIterator[Shop]:
         """A client of the shop, of another party."""
         given = ("shopify", self.sandbox.url + place, "shpat_other", "EUR")
-        async with projects.opened(*given, allowed_networks=LOOPBACK, now=self.kit.clock.now) as found:
+        async with opened(*given, allowed_networks=LOOPBACK, now=self.kit.clock.now) as found:
             yield found
 
     async def prices(self, run: Row) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.price_list import Article, ListedArticle, PriceList, as_text
+from ecluse.vendors.price_list import Article, ListedArticle, PriceList, PriceListShop, as_text
 
 SKU = "SKU-00042"
 PRICE = Decimal("12.50")
@@ -69,6 +69,19 @@ async def test_a_price_that_another_client_changed_meanwhile_is_not_overwritten(
         await set_price(price_list, version=1)
     assert (caught.value.code, caught.value.ambiguous) == ("PRECONDITION_FAILED", True)
     assert [effect["key"] for effect in sandbox.ledger(kind="effect")] == ["key-1"]
+
+
+async def test_a_shop_writes_in_one_call_at_the_version_that_it_read(
+    http: VendorHttp, price_list: PriceList, sandbox: SandboxProcess
+) -> None:
+    shop = PriceListShop(http, "EUR")
+    await shop.prices([SKU])
+    assert await shop.set_prices(SKU, {SKU: 1_250}, key="key-1") == {SKU: 1_250}
+    assert len(sandbox.ledger(kind="call")) == 2  # the read and the write
+    await shop.prices([SKU])
+    await price_list.set_price(SKU, Decimal(1), version=2, idempotency_key="another client")
+    with pytest.raises(PermanentError, match="412"):
+        await shop.set_prices(SKU, {SKU: 1_300}, key="key-2")
 
 
 async def test_an_article_is_created_once_per_key(price_list: PriceList, sandbox: SandboxProcess) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from tests.verify.plants import Fault, Plant, sql, then
-from tests.verify.priced import variant
+from tests.verify.priced import look, variant
 from tests.verify.world import World
 
 SKIPPED = sql("DELETE FROM rule_history WHERE to_status = 'APPLYING' AND rule_target_id ="
               " (SELECT id FROM rule_targets WHERE status = 'APPLIED')")  # fmt: skip
 JUMPED = sql("UPDATE rule_history SET from_status = 'QUEUED' WHERE to_status = 'APPLIED' AND rule_target_id ="
              " (SELECT id FROM rule_targets WHERE status = 'APPLIED')")  # fmt: skip
+
+PROJECT = """
+INSERT INTO pricing_projects (id, tenant_id, name, connector, base_url, currency, created_by, created_at, updated_by,
+                              updated_at)
+OVERRIDING SYSTEM VALUE VALUES (1, 't', 'Shop', 'shopify', 'https://shop', 'EUR', 'a test', now(), 'a test', now())
+"""
 
 
 def unbound(table: str, constraint: str) -> Plant:
@@ -27,6 +33,15 @@ def with_the_key_of_another(prices: dict[str, str]) -> Plant:
         world.resend(key)
         world.change_all("claims", "stage = 'apply'", run)
         world.in_shop(prices, Idempotency_Key=effect)
+
+    return plant
+
+
+def alerts(*names: str) -> Plant:
+    def plant(world: World) -> None:
+        for name in names:
+            world.sql("INSERT INTO pricing_alerts (tenant_id, project_id, alert, severity, summary, action, raised_at)"
+                      " VALUES ('t', 1, %s, 'critical', 's', 'a', now())", name)  # fmt: skip
 
     return plant
 
@@ -65,6 +80,12 @@ FAULTS = [
               " WHERE status = 'APPLIED'")),
     Fault("I-23", "a write outside the plan", "which the plan does not",
           sql("UPDATE rule_targets SET after_amount = 1 WHERE status = 'APPLIED'")),
+    Fault("I-23", "an alert without an event", "raised, but without an event", alerts("DLQ Critical")),
+    Fault("I-23", "two alerts of a family", "DLQ Backlog and DLQ Critical are both open",
+          alerts("DLQ Critical", "DLQ Backlog")),
+    Fault("I-14", "faster than the lane of a shop", "2 at once and 2 a second are allowed",
+          then(sql(PROJECT), sql("INSERT INTO lanes (name, per_second) VALUES ('shop/t/project-1', 2)"),
+               lambda world: [look(world.sandbox.url) for _ in range(20)])),
     Fault("I-06", "a variant written beside those of its call", "applied without a key",
           with_the_key_of_another({variant(0): "18.00", variant(7): "1.00"})),
     Fault("I-03", "a variant changed twice by a call over several", "changed the record 2 times",

@@ -31,6 +31,7 @@ from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
 from ecluse.flows.automation.surface import surface as automation
+from ecluse.flows.connections.project_surface import surface as projects
 from ecluse.flows.connections.surface import surface as connections
 from ecluse.flows.enrichment.surface import surface as enrichment
 from ecluse.flows.fiches.surface import surface as fiches
@@ -46,7 +47,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
-    of_pricing, of_jobs = (pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
+    of_pricing, of_jobs = (projects, pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
     flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs, enrichment)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)

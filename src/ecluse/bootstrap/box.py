@@ -159,7 +159,7 @@ def _audit(settings: Settings) -> Flow:
 
 def shops(settings: Settings, secrets: Secrets | None = None) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
     """Return the `vendors` of the pricing flow."""
-    from ecluse.flows.pricing.work import Shops
+    from ecluse.flows.connections.shops import Shops
 
     return partial(Shops, vendor_setup(settings, secrets), settings.PRICING_CALL_TIMEOUT_SECONDS)
 

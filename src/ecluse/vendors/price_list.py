@@ -15,6 +15,7 @@ from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
 
 PAGE = 250
+MOST_VERSIONS = 10_000  # articles whose version is remembered: many more than calls are in flight
 
 
 class Article(BaseModel):
@@ -94,7 +95,8 @@ def as_text(price: Decimal) -> str:
 
 
 class PriceListShop:
-    """The price list as a shop: an article is a product of its own. It has no tags and no costs."""
+    """The price list as a shop: an article is a product of its own. It has no tags and no costs. A price is written at
+    the version that was read last, so that a change in between is not overwritten, and a write is one call."""
 
     most_written = 1
     most_read = 1
@@ -103,6 +105,7 @@ class PriceListShop:
     def __init__(self, http: VendorHttp, currency: str) -> None:
         self._list = PriceList(http)
         self._currency = currency
+        self._versions: dict[str, int] = {}  # of articles that were read and not written since
 
     @staticmethod
     def headers(token: str) -> Mapping[str, str]:
@@ -122,17 +125,22 @@ class PriceListShop:
         found = {}
         for one in ids:
             try:
-                found[one] = self._amount(await self._list.article(one))
+                article = await self._list.article(one)
             except PermanentError as error:
                 if error.code != "NOT_FOUND":
                     raise
+                continue
+            found[one] = self._amount(article)
+            self._versions[one] = article.version
+            if len(self._versions) > MOST_VERSIONS:
+                del self._versions[next(iter(self._versions))]
         return found
 
     async def set_prices(self, product: str, prices: Mapping[str, int], *, key: str) -> Mapping[str, int | VendorError]:  # noqa: ARG002
         ((sku, price),) = prices.items()
-        known = await self._list.article(sku)
+        version = self._versions.pop(sku, None) or (await self._list.article(sku)).version
         written = await self._list.set_price(
-            sku, Decimal(decimal_text(price, self._currency)), version=known.version, idempotency_key=key
+            sku, Decimal(decimal_text(price, self._currency)), version=version, idempotency_key=key
         )
         return {sku: self._amount(written)}
 

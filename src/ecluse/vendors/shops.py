@@ -1,7 +1,7 @@
 """What every connected shop can do: pages of its catalogue, prices read, prices written. One connector per kind of shop
 (`shopify.py`, `price_list.py`) speaks a vendor's protocol; the pricing flow knows this one only.
 
-Another kind of shop is another class with these methods and a line in `CONNECTORS` of `flows/pricing/projects.py`.
+Another kind of shop is another class with these methods and a line in `CONNECTORS` of `connectors.py`.
 Amounts are minor units of the shop's currency.
 """
 

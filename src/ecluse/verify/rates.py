@@ -2,8 +2,10 @@
 `Retry-After`.
 
 A lane is matched with a vendor of the ledger by its name: `price-list:account-7` and `price-list/7` are lanes to
-`price_list`. For several lanes to one vendor the sum of their rates is the limit, and `Retry-After` is not checked: the
-ledger does not say which lane has to wait. The present rates are applied. The ledger counts calls, not their weights.
+`price_list`; the lane of a connected shop by the connector of its project. For several lanes to one vendor the sum of
+their rates is the limit, and `Retry-After` is not checked: the ledger does not say which lane has to wait. The present
+rates are applied, without what lowers them for a while (a vendor's own budget, a burst of 429s). The ledger counts
+calls, not their weights.
 """
 
 from __future__ import annotations
@@ -17,8 +19,13 @@ from ecluse.verify.ledger import Ledger, Line, as_effect_id
 from ecluse.verify.report import About, Report, Violation
 
 # Without declared lanes through which nothing was called, because each call has the lane of its credential.
+# A shop is called once outside its lane, when it is connected.
 LANES = """
-SELECT l.name, l.base, l.per_second, l.burst FROM lanes l
+SELECT coalesce(p.connector, replace(split_part(l.base, ':', 1), '-', '_')) AS vendor,
+       CASE WHEN l.slowed_to IS NULL AND l.vendor_per_second IS NULL THEN l.per_second
+            ELSE coalesce(l.set_per_second, l.declared_per_second) END AS per_second,
+       l.burst + (p.id IS NOT NULL)::int AS burst
+FROM lanes l LEFT JOIN pricing_projects p ON l.name = format('shop/%s/project-%s', p.tenant_id, p.id)
 WHERE EXISTS (SELECT 1 FROM claims c WHERE c.lane_id = l.id)
    OR NOT EXISTS (SELECT 1 FROM lanes o JOIN claims c ON c.lane_id = o.id WHERE o.base = l.base) ORDER BY l.name
 """
@@ -29,6 +36,8 @@ BUNCHING = 0.5
 # Seconds after the answer in which calls may still arrive: those in flight, and those begun before the hold was known
 # on all replicas.
 UNDER_WAY = 0.5
+# The same for writes: once its intent is being committed, a write is sent, up to two seconds later.
+WRITES_UNDER_WAY = 2.5
 # A longer `Retry-After` is ignored: the failed attempt is retried after the usual backoff.
 LONGEST_RETRY_AFTER = 900.0
 # Seconds around the end of a replica: it may have died before it stored the answer.
@@ -40,7 +49,7 @@ def check(lanes: list[dict[str, Any]], ended: list[dict[str, Any]], ledger: Ledg
     """Check the rates of `lanes` against the calls in the ledger; `ended` are the instants at which replicas ended."""
     to_vendor = defaultdict(list)
     for lane in lanes:
-        to_vendor[lane["base"].split(":")[0].replace("-", "_")].append(lane)
+        to_vendor[lane["vendor"]].append(lane)
     ends = [row["ended_at"].timestamp() for row in ended]
     for vendor, its_lanes in to_vendor.items():
         calls = [line for line in ledger.lines if line.kind == "call" and line.vendor == vendor and _ours(line)]
@@ -79,8 +88,8 @@ def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> It
 
 def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> Iterable[Violation]:
     """Check that no call arrived during a `Retry-After`. Calls within UNDER_WAY of the answer that asked for it are
-    allowed; it is not checked if a replica ended around then (`ends`), which may have died before it stored the
-    answer."""
+    allowed, and writes within WRITES_UNDER_WAY; it is not checked if a replica ended around then (`ends`), which may
+    have died before it stored the answer."""
     found, instants = [], [line.at for line in calls]
     for asked in calls:
         if asked.done_at is None or not asked.retry_after or asked.retry_after > LONGEST_RETRY_AFTER:
@@ -88,7 +97,8 @@ def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> 
         if any(LAST_WORDS[0] <= end - asked.done_at <= LAST_WORDS[1] for end in ends):
             continue
         since, until = asked.done_at + UNDER_WAY, asked.done_at + asked.retry_after - BUNCHING
-        if early := calls[bisect_right(instants, since) : bisect_left(instants, until)]:
+        arrived = calls[bisect_right(instants, since) : bisect_left(instants, until)]
+        if early := [one for one in arrived if one.key is None or one.at > asked.done_at + WRITES_UNDER_WAY]:
             message = f"{len(early)} calls during the Retry-After of {asked.retry_after:g} s of call {asked.seq}"
             about = About(seqs=(asked.seq, *(line.seq for line in early[:SHOWN])))
             found.append(Violation("I-14", f"vendor {vendor}", message, about=about))

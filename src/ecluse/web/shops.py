@@ -13,7 +13,8 @@ from ecluse.access.wire import reads_of
 from ecluse.base.money import decimal_text
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
-from ecluse.flows.pricing.surface import PROJECTS, READ, RULES
+from ecluse.flows.connections.project_surface import PROJECTS, READ
+from ecluse.flows.pricing.surface import RULES
 from ecluse.web import render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.door import Page

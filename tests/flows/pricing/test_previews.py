@@ -34,6 +34,17 @@ async def test_a_preview_reads_the_catalogue_and_changes_nothing(shop, connectio
     ]
 
 
+async def test_a_preview_goes_on_after_errors_with_the_page_that_is_missing(shop, connection, query, sandbox):
+    """Four errors in a row are as many as an item has executions; the first came after progress, and counts none."""
+    world = await shop()
+    sandbox.set_faults([{"vendor": "shopify", "kind": "server_error", "after": 1, "times": 4}])
+    terms = {**FIRST_50, "selection": {"tags": ["first-50", "season-1"]}}
+    run = await world.previewed(connection, await world.project(connection), terms)
+    assert run["totals"]["selected"] == 500 + 1_000 - 50  # five products have both tags
+    assert len(sandbox.ledger(kind="call")) == 2 + 4 + 4  # the pages of both tags, each read once, and the errors
+    assert query("SELECT count(*) FROM rule_pages") == [(0,)]
+
+
 async def test_a_rule_that_changes_nothing_has_a_plan_that_cannot_be_queued(shop, connection):
     world = await shop()
     terms = {**TEN_PERCENT_OFF, "selection": {"tags": ["no-such-tag"]}}

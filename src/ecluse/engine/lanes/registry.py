@@ -19,10 +19,11 @@ from ecluse.base.clock import Clock
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import until_back
-from ecluse.db.query import fetch_all, fetch_value
+from ecluse.db.query import fetch_all
 from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
 from ecluse.engine.lanes.lane_log import log_to_runs
 from ecluse.engine.lanes.paces import follow_vendor
+from ecluse.engine.lanes.permits import Permits
 from ecluse.engine.lanes.rows import put_declared
 from ecluse.engine.model.breaker import (
     NO_FAILURES,
@@ -49,12 +50,6 @@ SELECT id, base, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_
        failures, trips, failing_since, failing,
        num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4 AS capped, spacing
 FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%(ids)s)) ORDER BY id
-"""
-
-# Computed from the row alone: a statement that had to wait for the row's lock reads its current values.
-RESERVE = """
-UPDATE lanes SET next_free_at = greatest(next_free_at, ecluse_now() - (burst - 1) * spacing) + %(weight)s * spacing
-WHERE id = %(lane)s RETURNING next_free_at - %(weight)s * spacing
 """
 
 
@@ -89,6 +84,7 @@ class Lanes:
         self.counting: dict[int, FailureStreak] = {}  # lanes whose breaker has counted failures, and its counts
         self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
         self._rings_at: dict[int, datetime] = {}  # ends of holds for which the alarm is set
+        self._permits = Permits(pool)
         self._alarm = Alarm(lambda: self.on_change())
         self._unwritten: list[CallResult] = []
         self._costs: dict[int, float] = {}  # by lane: mean cost of a call, as its vendor's answers say
@@ -190,15 +186,10 @@ class Lanes:
         however far ahead: such an item goes before items that wait to start. Raises Closed if the lane is closed."""
         stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         if self._known[lane_id].spacing is not None and not self.is_closed(lane_id):
-            start_at = await until_back("lanes", partial(self._reserved, lane_id, stage.weight))
+            start_at = await self._permits.reserve(lane_id, stage.weight) or self._clock.now()
             await asyncio.sleep((start_at - self._clock.now()).total_seconds())
         if self.is_closed(lane_id):
             raise Closed
-
-    async def _reserved(self, lane_id: int, weight: int) -> datetime:
-        async with self._pool.connection() as connection:
-            start_at: datetime | None = await fetch_value(connection, RESERVE, {"lane": lane_id, "weight": weight})
-        return start_at or self._clock.now()
 
     def heard(self, item: Item, told: Throttle) -> None:
         """Take note of what the vendor said of its budget in the answer to a call of this item (`WorkContext.heard`),

@@ -67,10 +67,10 @@ class StatusMap:
                 return status
         raise ForbiddenTransition("run", after, state.value)
 
-    def check(self, before: str, after: str) -> None:
-        """Raise ForbiddenTransition unless a run may go from the status `before` to the status `after`."""
+    def check(self, before: str, after: str, subject: str = "run") -> None:
+        """Raise ForbiddenTransition unless the subject may go from the status `before` to the status `after`."""
         if after not in self.moves.get(before, frozenset()):
-            raise ForbiddenTransition("run", before, after)
+            raise ForbiddenTransition(subject, before, after)
 
 
 PLAIN = StatusMap(

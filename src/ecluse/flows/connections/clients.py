@@ -74,7 +74,7 @@ class Setup:
         if there is none, or its key cannot be read."""
         found = (await records.of_tenants(connection, kind, [tenant])).get(tenant)
         if found is not None:
-            key = await self._secret(connection, tenant, records.secret_name(kind))
+            key = await self.secret(connection, tenant, records.secret_name(kind))
             access = of_record(kind, found.base_url, key, found.model)
         elif tenant == DEFAULT:
             access = self.environment.get(kind) or Access()
@@ -83,11 +83,12 @@ class Setup:
             raise PermanentError(lacking.message, code=lacking.code)
         if schedule is None:
             return access
-        key = await self._secret(connection, tenant, records.schedule_secret_name(schedule))
+        key = await self.secret(connection, tenant, records.schedule_secret_name(schedule))
         names = (access.names or NAMES[kind])._replace(key="the API key of this schedule")
         return replace(access, key=key, names=names)
 
-    async def _secret(self, connection: Connection, tenant: str, name: str) -> str:
+    async def secret(self, connection: Connection, tenant: str, name: str) -> str:
+        """Return a sealed key. Raises `PermanentError` if it cannot be read, or is gone."""
         whose = "schedule's own" if name.startswith("schedule:") else "connection's"
         if self.read_secret is None:
             message = f"The {whose} API key is encrypted, and this server has no ECLUSE_SECRET_KEY."

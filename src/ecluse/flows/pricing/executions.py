@@ -92,6 +92,9 @@ NOT_ROLLED_BACK = """
 UPDATE rule_targets t SET rollback_error_code = f.code, rollback_error = f.error
 FROM jsonb_to_recordset(%s::jsonb) AS f(id bigint, code text, error text) WHERE t.id = f.id
 """
+FORGET_PAGES = """
+DELETE FROM rule_pages p USING rule_executions x WHERE x.run_id = ANY(%s) AND p.rule_run_id = x.rule_run_id
+"""
 OVERDUE = """
 SELECT x.run_id, array_agg(t.id::text) FROM rule_runs r
 JOIN rule_executions x ON x.rule_run_id = r.id AND x.kind = 'apply' AND x.number = r.round
@@ -236,6 +239,7 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
             await move_runs(connection, {one["id"]: status_by_counts(counts)}, WORKER)
         elif one["status"] in (APPLIED, PARTIAL) and not counts.get(APPLIED):
             await move_runs(connection, {one["id"]: ROLLED_BACK}, WORKER)
+    await connection.execute(FORGET_PAGES, (ids,))
     return [one["id"] for one in over]
 
 

@@ -8,18 +8,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
-from ecluse.flows.pricing import alerts, executions, reconciliations, runs, work
+from ecluse.flows.connections.projects import lane_name
+from ecluse.flows.pricing import alerts, executions, previews, reconciliations, runs, work
 from ecluse.flows.pricing.executions import SCHEDULER, targets
-from ecluse.flows.pricing.projects import lane_name
 from ecluse.flows.pricing.retries import RETRY
+from ecluse.flows.pricing.rules import RecordId
 from ecluse.flows.pricing.runs import Limits
 from ecluse.flows.pricing.states import APPLIED, QUEUED
 
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
 FLOW = "pricing"
 MOST = 250  # variants in one call
 PATIENCE = timedelta(days=14)  # waiting for the rate limit of a shop is no stall
-
-Id = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
-Canary = Annotated[int, Field(ge=1, le=100_000, description="So many targets are applied first.")]
-Rate = Annotated[
-    float, Field(ge=0, lt=1, examples=[0.05], description="Nothing more is sent once a larger share has failed.")
-]
 
 
 @dataclass(frozen=True)
@@ -51,25 +44,18 @@ class Config:
     soon: timedelta = timedelta(minutes=1)  # until the first reconciliation
 
 
-class _Limited(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    canary: Canary | None = None
-    max_failure_rate: Rate | None = None
-
-
-class RuleToRun(_Limited):
+class RuleToRun(Limits):
     """The plan of a schedule: the rule to preview, queue and apply."""
 
-    rule_id: Id
+    rule_id: RecordId
 
 
-class Execution(_Limited):
+class Execution(Limits):
     """Input of a run; `rule_id`: a schedule has started it, and there is no rule run yet."""
 
-    rule_id: Id | None = None
+    rule_id: RecordId | None = None
     kind: Literal["preview", "apply", "rollback", "reconcile"] = "preview"
-    rule_run_id: Id | None = None
+    rule_run_id: RecordId | None = None
     target_ids: list[int] | None = None
     forced: bool = False
 
@@ -84,7 +70,7 @@ class Pricing:
         common: dict[str, Any] = {"lane": self.base, "retry": config.retry, "max_wait": PATIENCE, "poll": config.poll}
         brief = {**common, "time_limit": 3 * config.call + timedelta(seconds=30)}
         of_apply: dict[str, Any] = {"work": self._write(_before, _after), "on_end": executions.applied, "opens": True}
-        self.catalogue = Stage("catalogue", work=work.preview, time_limit=timedelta(hours=1), **common)
+        self.catalogue = Stage("catalogue", work=previews.preview, time_limit=timedelta(hours=1), **common)
         self.canary = Stage("canary", **of_apply, **brief, last=True)
         self.apply = Stage("apply", **of_apply, **brief, last=True)
         undo = self._write(lambda item: {} if item.payload["forced"] else _after(item), _before)
@@ -157,7 +143,7 @@ class Pricing:
             status, plan_hash, changed = await fetch_row(connection, sql, (run,)) or (None, None, None)
             if status != "PREVIEW" or not changed:
                 return
-            limits = Limits(execution.input["canary"], execution.input["max_failure_rate"])
+            limits = Limits(canary=execution.input["canary"], max_failure_rate=execution.input["max_failure_rate"])
             tenant = execution.tenant_id
             await runs.queue_for_processing(connection, tenant, run, plan_hash, None, SCHEDULER, limits)
             await executions.start(connection, self.flow, tenant, run, "apply", SCHEDULER, within=execution.id)

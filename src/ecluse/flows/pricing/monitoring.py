@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ecluse.access.listing import Filters, Listing, Where
+from ecluse.access.listing import Listing, Where
 from ecluse.access.surface import Command, Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
+from ecluse.flows.connections.project_surface import READ
 from ecluse.flows.pricing import metrics
-from ecluse.flows.pricing.surface import READ, RecordId
+from ecluse.flows.pricing.rules import RecordId
+from ecluse.flows.pricing.surface import OfProject
 
 surface = Surface("pricing")
 
@@ -43,8 +45,7 @@ class AlertRow(Shape):
     cleared_at: datetime | None = Field(description="Null while it is open.")
 
 
-class AlertFilters(Filters):
-    project_id: RecordId | None = None
+class AlertFilters(OfProject):
     severity: Literal["warning", "critical"] | None = None
     open: Annotated[bool | None, Where("(t.cleared_at IS NULL) = %(open)s")] = None
 

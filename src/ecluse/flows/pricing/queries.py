@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows, fetch_value
-from ecluse.flows.pricing.states import COUNTS
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
+from ecluse.flows.pricing.states import APPLIED, FAILED
 
 DEAD_LETTERS = """
 (SELECT d.*, r.project_id FROM rule_targets d JOIN rule_runs r ON r.id = d.rule_run_id WHERE d.status = 'FAILED')
 """
 SHOW = "SELECT * FROM rule_runs WHERE tenant_id = %s AND id = %s"
-ERRORS = """
-SELECT error_code, count(*) FROM rule_targets WHERE rule_run_id = %s AND status = 'FAILED' GROUP BY 1 ORDER BY 2 DESC, 1
-"""
-NOT_ROLLED_BACK = """
-SELECT count(*) FROM rule_targets WHERE rule_run_id = %s AND status = 'APPLIED' AND rollback_error_code IS NOT NULL
+COUNTS = """
+SELECT status, error_code, count(*), count(rollback_error_code) FROM rule_targets WHERE rule_run_id = %s
+GROUP BY status, error_code ORDER BY 3 DESC, 2
 """
 EXECUTIONS = """
 SELECT x.run_id::text, x.kind, x.number, e.status, e.error_message AS error, e.created_at, e.ended_at
@@ -23,19 +23,25 @@ FROM rule_executions x LEFT JOIN runs e ON e.id = x.run_id WHERE x.rule_run_id =
 """
 
 
-async def require_run(connection: Connection, tenant: str, run: int) -> Row:
-    """Return the row of a rule run; raise NotFound if there is none."""
-    if (found := await fetch_one(connection, dict, SHOW, (tenant, run))) is None:
+async def require_run(connection: Connection, tenant: str, run: int, *, lock: bool = False) -> Row:
+    """Return the row of a rule run; raise NotFound if there is none. `lock`: keep it locked until the end of the
+    transaction."""
+    statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
+    if (found := await fetch_one(connection, dict, statement, (tenant, run))) is None:
         raise NotFound(f"There is no rule run {run}.")
     return found
 
 
 async def show_run(connection: Connection, tenant: str, run: int) -> Row:
     """Return a rule run with the counts of its targets and its executions, the latest first."""
+    found, counts = await require_run(connection, tenant, run), Counter[str]()
+    counted = await fetch_rows(connection, COUNTS, (run,))
+    for status, _, targets, _ in counted:
+        counts[status] += targets
     return {
-        **await require_run(connection, tenant, run),
-        "counts": dict(await fetch_rows(connection, COUNTS, (run,))),
-        "errors": dict(await fetch_rows(connection, ERRORS, (run,))),
-        "not_rolled_back": await fetch_value(connection, NOT_ROLLED_BACK, (run,)),
+        **found,
+        "counts": dict(counts),
+        "errors": {code: targets for status, code, targets, _ in counted if status == FAILED},
+        "not_rolled_back": sum(unrestored for status, *_, unrestored in counted if status == APPLIED),
         "executions": await fetch_all(connection, dict, EXECUTIONS, (run,)),
     }

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 
-from ecluse.base.errors import InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one
-from ecluse.flows.pricing import projects
-from ecluse.flows.pricing.projects import name_taken
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_value
+from ecluse.flows.connections import projects
+from ecluse.flows.connections.projects import naming
 from ecluse.flows.pricing.rules import Terms
 
 TERMS = tuple(Terms.model_fields)
@@ -35,6 +34,11 @@ UPDATE pricing_rules SET name = %(name)s, {", ".join(f"{one} = %({one})s" for on
     version = version + %(newer)s, updated_at = ecluse_now()
 WHERE id = %(id)s RETURNING {COLUMNS}
 """  # noqa: S608 - our own names
+OPEN_RUNS = "SELECT id FROM rule_runs WHERE project_id = %s AND status IN ('QUEUED', 'APPLYING') ORDER BY id LIMIT 1"
+DELETE_ALL = """
+UPDATE pricing_rules SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s
+WHERE project_id = %s AND deleted_at IS NULL
+"""
 DELETE = """
 UPDATE pricing_rules SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s WHERE id = %s
 """
@@ -54,10 +58,8 @@ async def create(connection: Connection, tenant: str, project: int, name: str, t
     NAME_TAKEN."""
     await projects.show(connection, tenant, project, lock=True)
     given = {"tenant": tenant, "project": project, "name": name, "by": by, **_columns(terms)}
-    try:
+    with naming("pricing rule", name):
         (row,) = await fetch_all(connection, dict, INSERT, given)
-    except psycopg.errors.UniqueViolation as error:
-        raise name_taken("pricing rule", name) from error
     return row
 
 
@@ -75,10 +77,8 @@ async def change(connection: Connection, tenant: str, rule: int, given: Mapping[
     if not newer and name == known["name"]:
         return known
     values = {"id": rule, "name": name, "by": by, "newer": int(newer), **_columns(terms)}
-    try:
+    with naming("pricing rule", name):
         (row,) = await fetch_all(connection, dict, UPDATE, values)
-    except psycopg.errors.UniqueViolation as error:
-        raise name_taken("pricing rule", name) from error
     return row
 
 
@@ -86,6 +86,13 @@ async def delete(connection: Connection, tenant: str, rule: int, by: str) -> Non
     """Mark a rule as deleted. Runs that were made with it stay."""
     await show(connection, tenant, rule, lock=True)
     await connection.execute(DELETE, (by, rule))
+
+
+async def delete_all(connection: Connection, project: int, by: str) -> None:
+    """Mark the rules of a project as deleted. Raise Conflict while one of its runs changes prices."""
+    if (run := await fetch_value(connection, OPEN_RUNS, (project,))) is not None:
+        raise Conflict(f"Rule run {run} of pricing project {project} is not finished: wait for its end.")
+    await connection.execute(DELETE_ALL, (by, project))
 
 
 def _columns(terms: Terms) -> Row:

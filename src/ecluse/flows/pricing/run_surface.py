@@ -10,76 +10,73 @@ from ecluse.access.listing import Listing
 from ecluse.access.surface import Act, Command, F, Look, Noun, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
-from ecluse.flows.pricing import executions, projects, queries, reconciliations, runs
+from ecluse.flows.connections import projects
+from ecluse.flows.connections.project_surface import READ, WRITE, ProjectNumber
+from ecluse.flows.pricing import executions, queries, reconciliations, runs, shapes
 from ecluse.flows.pricing.flow import FLOW
-from ecluse.flows.pricing.runs import Limits
-from ecluse.flows.pricing.shapes import (
-    Corrected,
-    DeadLetterReport,
-    DeadLetterRow,
-    ExclusionRow,
-    MismatchRow,
-    NewPreview,
-    OfPass,
-    OfProject,
-    OfStatus,
-    OfTarget,
-    ReconciliationRow,
-    RuleHistoryRow,
-    RuleRunRow,
-    RuleRunShown,
-    RuleTargetRow,
-    RunFilters,
-    Started,
-    ToQueue,
-    ToRetry,
-    ToRollBack,
-)
 from ecluse.flows.pricing.states import By
-from ecluse.flows.pricing.surface import READ, WRITE, ProjectNumber
+from ecluse.flows.pricing.surface import OfProject
 
 surface = Surface("pricing")
 
 ALL, ONE = "/api/pricing/runs", "/api/pricing/runs/{rule_run_id}"
 RunNumber = Annotated[int, Noun("rule run")]
-RUNS = Listing("runs", RuleRunRow, "rule_runs", READ, filters=RunFilters)
-TARGETS = Listing(
-    "targets", RuleTargetRow, "rule_targets", READ, filters=OfStatus, order=("id",), within=("rule_run_id",)
-)
-EXCLUSIONS = Listing(
-    "exclusions", ExclusionRow, "rule_exclusions", READ, order=("variant_id",), within=("rule_run_id",)
-)
-HISTORY = Listing(
-    "history", RuleHistoryRow, "rule_history", READ, filters=OfTarget, order=("id",), within=("rule_run_id",)
-)
-RECONCILIATIONS = Listing(
-    "reconciliations", ReconciliationRow, "rule_reconciliations", READ, order=("due_at", "id"), within=("rule_run_id",)
-)
-MISMATCHES = Listing("mismatches", MismatchRow, "rule_mismatches", READ, filters=OfPass, within=("rule_run_id",))
-DEAD_LETTERS = Listing("targets", DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
+RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=shapes.RunFilters)
+DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
 COLUMNS = ("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at")
-
-surface.listing(
-    ALL, RUNS, list_rule_runs="List rule runs, the newest first.", command=Command("pricing runs list", columns=COLUMNS)
-)
 
 
 async def _there(look: Look, rule_run_id: RunNumber) -> None:
     await queries.require_run(look.connection, look.tenant, rule_run_id)
 
 
-for path, listing, about in (
-    ("targets", TARGETS, {"list_rule_targets": "List the targets of a rule run with their prices before and after."}),
-    ("exclusions", EXCLUSIONS, {"list_rule_exclusions": "List what a rule selects and leaves as it is, with reasons."}),
-    (
-        "reconciliations",
-        RECONCILIATIONS,
-        {"list_reconciliations": "List the reconciliations of a rule run, by instant."},
-    ),
-    ("mismatches", MISMATCHES, {"list_mismatches": "List the prices that are not as applied, the latest first."}),
-    ("history", HISTORY, {"list_rule_history": "List the changes of status of a rule run and its targets."}),
-):
-    surface.listing(f"{ONE}/{path}", listing, check=_there, command=Command(f"pricing runs {path}"), **about)
+def _part(name: str, shape: type[Shape], table: str, about: dict[str, str], **options: Any) -> Listing:
+    """Declare the list of what belongs to a rule run, and return it."""
+    listing = Listing(name, shape, table, READ, within=("rule_run_id",), **options)
+    surface.listing(f"{ONE}/{name}", listing, check=_there, command=Command(f"pricing runs {name}"), **about)
+    return listing
+
+
+surface.listing(
+    ALL, RUNS, list_rule_runs="List rule runs, the newest first.", command=Command("pricing runs list", columns=COLUMNS)
+)
+TARGETS = _part(
+    "targets",
+    shapes.RuleTargetRow,
+    "rule_targets",
+    {"list_rule_targets": "List the targets of a rule run with their prices before and after."},
+    filters=shapes.OfStatus,
+    order=("id",),
+)
+EXCLUSIONS = _part(
+    "exclusions",
+    shapes.ExclusionRow,
+    "rule_exclusions",
+    {"list_rule_exclusions": "List what a rule selects and leaves as it is, with reasons."},
+    order=("variant_id",),
+)
+RECONCILIATIONS = _part(
+    "reconciliations",
+    shapes.ReconciliationRow,
+    "rule_reconciliations",
+    {"list_reconciliations": "List the reconciliations of a rule run, by instant."},
+    order=("due_at", "id"),
+)
+MISMATCHES = _part(
+    "mismatches",
+    shapes.MismatchRow,
+    "rule_mismatches",
+    {"list_mismatches": "List the prices that are not as applied, the latest first."},
+    filters=shapes.OfPass,
+)
+HISTORY = _part(
+    "history",
+    shapes.RuleHistoryRow,
+    "rule_history",
+    {"list_rule_history": "List the changes of status of a rule run and its targets."},
+    filters=shapes.OfTarget,
+    order=("id",),
+)
 surface.listing(
     "/api/pricing/dead-letters",
     DEAD_LETTERS,
@@ -95,7 +92,7 @@ surface.listing(
 @surface.read(
     "/api/pricing/projects/{project_id}/dead-letters",
     needs=READ,
-    answer=DeadLetterReport,
+    answer=shapes.DeadLetterReport,
     command=Command("pricing dead-letters report"),
 )
 async def drain_dead_letters(look: Look, project_id: ProjectNumber) -> Row:
@@ -105,7 +102,7 @@ async def drain_dead_letters(look: Look, project_id: ProjectNumber) -> Row:
     return {**report, "causes": [{**one, "run_id": str(one["run_id"])} for one in report["causes"]]}
 
 
-@surface.read(ONE, needs=READ, answer=RuleRunShown, command=Command("pricing runs show"))
+@surface.read(ONE, needs=READ, answer=shapes.RuleRunShown, command=Command("pricing runs show"))
 async def show_rule_run(look: Look, rule_run_id: RunNumber) -> Row:
     """Show a rule run with its targets by status, its executions and its limits."""
     return await queries.show_run(look.connection, look.tenant, rule_run_id)
@@ -123,7 +120,8 @@ async def _start(act: Act, run: int, kind: str, **given: Any) -> Row:
 
 
 async def _started(act: Act, run: int, started: int) -> Row:
-    return {"id": run, "run_id": started, "status": (await runs.lock(act.connection, act.tenant, run))["status"]}
+    known = await queries.require_run(act.connection, act.tenant, run)
+    return {"id": run, "run_id": started, "status": known["status"]}
 
 
 def _ids(given: list[str] | None) -> list[int] | None:
@@ -134,13 +132,13 @@ def _ids(given: list[str] | None) -> list[int] | None:
     "POST",
     ALL,
     needs=WRITE,
-    answer=Started,
+    answer=shapes.Started,
     status=201,
     action="rule_run.preview",
     subject="rule_run:{id}",
     command=Command("pricing runs preview", arguments=("rule_id",), follows="run_id"),
 )
-async def preview_rule(act: Act, body: NewPreview) -> Row:
+async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     """Create a run of a rule, and read the catalogue for its plan: prices before and after. Nothing is changed in the
     shop until the run is queued."""
     await act.require_room("rule_runs")
@@ -148,7 +146,7 @@ async def preview_rule(act: Act, body: NewPreview) -> Row:
     return await _start(act, run, "preview")
 
 
-def _of_run(verb: str, *refuses: str, answer: type[Shape] = Started, **command: Any) -> Callable[[F], F]:
+def _of_run(verb: str, *refuses: str, answer: type[Shape] = shapes.Started, **command: Any) -> Callable[[F], F]:
     """Return the declaration of an operation on a rule run."""
     return surface.operation(
         "POST",
@@ -165,23 +163,23 @@ def _of_run(verb: str, *refuses: str, answer: type[Shape] = Started, **command: 
 @_of_run(
     "queue", "FORBIDDEN_TRANSITION", "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id"
 )
-async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: ToQueue) -> Row:
+async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue) -> Row:
     """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
     preview is not overwritten."""
-    limits, given = Limits(body.canary, body.max_failure_rate), _ids(body.target_ids)
-    await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, body.plan_hash, given, _by(act), limits)
+    given = _ids(body.target_ids)
+    await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, body.plan_hash, given, _by(act), body)
     return await _start(act, rule_run_id, "apply")
 
 
 @_of_run("retry", "FORBIDDEN_TRANSITION", "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
-async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: ToRetry) -> Row:
+async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, _ids(body.target_ids), _by(act))
     return await _start(act, rule_run_id, "apply")
 
 
 @_of_run("rollback", "FORBIDDEN_TRANSITION", preview="show_rule_run", follows="run_id")
-async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: ToRollBack) -> Row:
+async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRollBack) -> Row:
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
     given = _ids(body.target_ids)
@@ -197,7 +195,7 @@ async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     return await _started(act, rule_run_id, started)
 
 
-@_of_run("correct", answer=Corrected)
+@_of_run("correct", answer=shapes.Corrected)
 async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
     one. It changes nothing until it is queued."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
+from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_one, fetch_rows, fetch_value
-from ecluse.flows.pricing.rules import Plan
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_rows, fetch_value
+from ecluse.flows.pricing.queries import require_run
+from ecluse.flows.pricing.rules import Excluded, Plan, Planned
 from ecluse.flows.pricing.states import (
     APPLYING,
     FAILED,
@@ -26,7 +28,6 @@ from ecluse.flows.pricing.states import (
     By,
     Hop,
     TargetMove,
-    check,
     move_runs,
     move_targets,
     record,
@@ -52,22 +53,19 @@ PLAN_RUN = """
 UPDATE rule_runs SET plan_hash = %(hash)s, totals = %(totals)s
 WHERE id = %(run)s AND status = 'PREVIEW' AND plan_hash IS NULL RETURNING tenant_id
 """
-INSERT_TARGETS = """
+VARIANT = "jsonb_to_record(t.variant) AS v(id text, product text, sku text, title text, price bigint)"
+INSERT_TARGETS = f"""
 INSERT INTO rule_targets (tenant_id, rule_run_id, variant_id, product_id, sku, title, status, before_amount,
                           after_amount)
-SELECT %(tenant)s, %(run)s, t.variant, t.product, t.sku, t.title, 'PREVIEW', t.before, t.after
-FROM jsonb_to_recordset(%(rows)s::jsonb)
-    AS t(variant text, product text, sku text, title text, before bigint, after bigint)
-ORDER BY t.product, t.variant RETURNING id
-"""
-INSERT_EXCLUSIONS = """
+SELECT %(tenant)s, %(run)s, v.id, v.product, v.sku, v.title, 'PREVIEW', t.before, t.after
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, before bigint, after bigint), {VARIANT}
+ORDER BY v.product, v.id RETURNING id
+"""  # noqa: S608 - our own names
+INSERT_EXCLUSIONS = f"""
 INSERT INTO rule_exclusions (tenant_id, rule_run_id, variant_id, sku, title, amount, reason)
-SELECT %(tenant)s, %(run)s, t.variant, t.sku, t.title, t.amount, t.reason
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant text, sku text, title text, amount bigint, reason text)
-"""
-LOCK = """
-SELECT status, plan_hash, project_id, currency FROM rule_runs WHERE tenant_id = %s AND id = %s FOR NO KEY UPDATE
-"""
+SELECT %(tenant)s, %(run)s, v.id, v.sku, v.title, v.price, t.reason
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, reason text), {VARIANT}
+"""  # noqa: S608 - our own names
 # Of one project, by cause; targets that were never sent are no failures of the shop, and shown apart.
 DEAD_LETTERS = """
 SELECT t.rule_run_id AS run_id, t.error_code, count(*) AS targets, min(t.error) AS example
@@ -92,12 +90,17 @@ class NewRun:
     corrects: int | None = None
 
 
-class Limits(NamedTuple):
-    """What stops an apply: `canary` targets are applied first, and the others only if those succeed; nothing more is
-    sent once a larger share than `max_failure_rate` of the targets has failed."""
+class Limits(BaseModel):
+    """What stops an apply."""
 
-    canary: int | None = None
-    max_failure_rate: float | None = None
+    model_config = ConfigDict(extra="forbid")
+
+    canary: int | None = Field(
+        None, ge=1, le=100_000, description="So many targets are applied first, the others only if those succeed."
+    )
+    max_failure_rate: float | None = Field(
+        None, ge=0, lt=1, examples=[0.05], description="Nothing more is sent once a larger share has failed."
+    )
 
 
 async def create_rule_run(connection: Connection, new: NewRun, by: By) -> int:
@@ -122,8 +125,8 @@ async def store_plan(connection: Connection, run: int, plan: Plan, by: By) -> No
     given = {"run": run, "hash": plan.hash, "totals": Jsonb(plan.totals)}
     if (tenant := await fetch_value(connection, PLAN_RUN, given)) is None:
         return
-    targets = await _insert(connection, INSERT_TARGETS, tenant, run, _target_rows(plan))
-    await _insert(connection, INSERT_EXCLUSIONS, tenant, run, _exclusion_rows(plan))
+    targets = await _insert(connection, INSERT_TARGETS, tenant, run, plan.targets)
+    await _insert(connection, INSERT_EXCLUSIONS, tenant, run, plan.excluded)
     await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in targets], by)
 
 
@@ -139,7 +142,7 @@ async def queue_for_processing(
     """Queue a run with all of its targets, or only these: exactly the plan with this hash. Raise Conflict for another
     hash and for a plan that is not made or changes nothing, ForbiddenTransition for a run that is not a preview,
     NotFound for a target of another run."""
-    found = await lock(connection, tenant, run)
+    found = await require_run(connection, tenant, run, lock=True)
     if found["status"] == PREVIEW and found["plan_hash"] is None:
         raise Conflict(f"Rule run {run} has no plan: wait for the end of its preview.", code="NO_PLAN")
     if found["status"] == PREVIEW and found["plan_hash"] != plan_hash:
@@ -151,7 +154,8 @@ async def queue_for_processing(
         raise Conflict(f"The plan of rule run {run} changes no price: see its exclusions.", code="NO_PLAN")
     await move_runs(connection, {run: QUEUED}, by)
     await connection.execute(
-        "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s", (*limits, run)
+        "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s",
+        (limits.canary, limits.max_failure_rate, run),
     )
     await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
 
@@ -162,7 +166,7 @@ async def retry_failed(
     """Queue the failed targets of a run again, or only these, and begin its next round; return them. Nothing is changed
     if one of them is not failed (ForbiddenTransition) or of another run (NotFound), or none is failed (Refused
     NOTHING_FAILED)."""
-    await lock(connection, tenant, run)
+    await require_run(connection, tenant, run, lock=True)
     await move_runs(connection, {run: APPLYING}, by)
     await connection.execute("UPDATE rule_runs SET canary = NULL, stopped_reason = NULL WHERE id = %s", (run,))
     chosen = await _of_status(connection, run, FAILED) if targets is None else sorted(set(targets))
@@ -175,14 +179,15 @@ async def retry_failed(
 async def check_rollback(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None) -> None:
     """Lock a run, and raise ForbiddenTransition if it, or one of these targets, cannot be rolled back, NotFound for a
     target of another run."""
-    check(RUNS, f"rule run {run}", (await lock(connection, tenant, run))["status"], ROLLED_BACK)
+    known = await require_run(connection, tenant, run, lock=True)
+    RUNS.check(known["status"], ROLLED_BACK, f"rule run {run}")
     if targets is not None:
         sql = "SELECT id, status FROM rule_targets WHERE rule_run_id = %s AND id = ANY(%s) ORDER BY id"
         found = dict(await fetch_rows(connection, sql, (run, list(targets))))
         if strangers := sorted(set(targets) - set(found)):
             raise NotFound(f"There is no target {strangers[0]} of rule run {run}.")
         for target, status in found.items():
-            check(TARGETS, f"target {target}", status, ROLLED_BACK)
+            TARGETS.check(status, ROLLED_BACK, f"target {target}")
 
 
 async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
@@ -193,49 +198,18 @@ async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
     return {"project_id": project, "total": total, "not_attempted": unsent, "causes": rows}
 
 
-async def lock(connection: Connection, tenant: str, run: int) -> Row:
-    """Lock a run of the tenant and return its row; raise NotFound if there is none."""
-    if (found := await fetch_one(connection, dict, LOCK, (tenant, run))) is None:
-        raise NotFound(f"There is no rule run {run}.")
-    return found
-
-
 async def _of_status(connection: Connection, run: int, status: str) -> Sequence[int]:
     sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s AND status = %s ORDER BY id"
     return await fetch_column(connection, sql, (run, status))
 
 
-async def _insert(connection: Connection, sql: str, tenant: str, run: int, rows: Sequence[Row]) -> list[int]:
+async def _insert(
+    connection: Connection, sql: str, tenant: str, run: int, planned: Sequence[Planned | Excluded]
+) -> list[int]:
     ids: list[int] = []
-    for start in range(0, len(rows), CHUNK):
-        given = {"tenant": tenant, "run": run, "rows": as_json(rows[start : start + CHUNK])}
+    for start in range(0, len(planned), CHUNK):
+        rows = as_json([one._asdict() for one in planned[start : start + CHUNK]])
+        given = {"tenant": tenant, "run": run, "rows": rows}
         cursor = await connection.execute(sql, given)
         ids += [row[0] for row in await cursor.fetchall()] if cursor.description else []
     return ids
-
-
-def _target_rows(plan: Plan) -> list[Row]:
-    return [
-        {
-            "variant": one.variant.id,
-            "product": one.variant.product,
-            "sku": one.variant.sku,
-            "title": one.variant.title,
-            "before": one.before,
-            "after": one.after,
-        }
-        for one in plan.targets
-    ]
-
-
-def _exclusion_rows(plan: Plan) -> list[Row]:
-    return [
-        {
-            "variant": one.variant.id,
-            "sku": one.variant.sku,
-            "title": one.variant.title,
-            "amount": one.variant.price,
-            "reason": one.reason,
-        }
-        for one in plan.excluded
-    ]

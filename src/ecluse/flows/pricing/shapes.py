@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field
 
 from ecluse.access.listing import Filters
 from ecluse.access.wire import Body, Shape
-from ecluse.flows.pricing.flow import Canary, Rate
-from ecluse.flows.pricing.rules import REASONS
-from ecluse.flows.pricing.surface import RecordId
+from ecluse.flows.pricing.rules import REASONS, RecordId
+from ecluse.flows.pricing.runs import Limits
+from ecluse.flows.pricing.surface import OfProject
 
 RunStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "PARTIAL", "FAILED", "ROLLED_BACK"]
 TargetStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "FAILED", "ROLLED_BACK"]
@@ -24,13 +24,11 @@ class NewPreview(Body):
     rule_id: RecordId
 
 
-class ToQueue(Body):
+class ToQueue(Limits, Body):
     plan_hash: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
     ]
     target_ids: TargetIds | None = None
-    canary: Canary | None = None
-    max_failure_rate: Rate | None = None
 
 
 class ToRetry(Body):
@@ -187,18 +185,13 @@ class OfPass(Filters):
     reconciliation_id: RecordId | None = None
 
 
-class RunFilters(Filters):
-    project_id: RecordId | None = None
+class RunFilters(OfProject):
     rule_id: RecordId | None = None
     status: RunStatus | None = None
 
 
 class OfStatus(Filters):
     status: TargetStatus | None = None
-
-
-class OfProject(Filters):
-    project_id: RecordId | None = None
 
 
 class OfTarget(Filters):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from ecluse.base.errors import Conflict, ForbiddenTransition, NotFound
+from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_row, fetch_rows
@@ -72,19 +72,19 @@ MOVE_TARGETS = """
 UPDATE rule_targets t SET status = m.status, round = m.round, error_code = m.error_code, error = m.error,
     next_attempt_at = m.next_attempt_at,
     attempts = CASE WHEN m.retried THEN t.attempts + 1 WHEN m.round > t.round THEN 0 ELSE t.attempts END,
-    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, ecluse_now()) END,
-    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, ecluse_now())
+    applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, now) END,
+    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, now)
                     WHEN m.round = t.round THEN t.begun_at END
 FROM jsonb_to_recordset(%s::jsonb) AS m(id bigint, status text, round integer, error_code text, error text,
-    next_attempt_at timestamptz, retried boolean)
+    next_attempt_at timestamptz, retried boolean), (SELECT ecluse_now() AS now) clock
 WHERE t.id = m.id
 """
 HISTORY = """
 INSERT INTO rule_history (tenant_id, rule_run_id, rule_target_id, from_status, to_status, round, actor, source,
                           correlation_id, at)
 SELECT r.tenant_id, r.id, h.target, h.former, h.following, h.round, %(actor)s, %(source)s,
-       coalesce(%(correlation_id)s, r.correlation_id), ecluse_now()
-FROM ROWS FROM (jsonb_to_recordset(%(rows)s::jsonb)
+       coalesce(%(correlation_id)s, r.correlation_id), clock.now
+FROM (SELECT ecluse_now() AS now) clock CROSS JOIN ROWS FROM (jsonb_to_recordset(%(rows)s::jsonb)
     AS (run bigint, target bigint, former text, following text, round integer)) WITH ORDINALITY
     AS h(run, target, former, following, round, place)
 JOIN rule_runs r ON r.id = h.run ORDER BY h.place
@@ -130,7 +130,7 @@ async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -
         raise NotFound(f"There is no rule run {missing[0]}.")
     hops = []
     for run, former, round_ in locked:
-        check(RUNS, f"rule run {run}", former, wanted[run])
+        RUNS.check(former, wanted[run], f"rule run {run}")
         retried = former in (PARTIAL, FAILED) and wanted[run] == APPLYING
         hops.append(Hop(run, None, former, wanted[run], round_ + retried))
     rows = [{"id": hop.run, "status": hop.following, "round": hop.round} for hop in hops]
@@ -151,7 +151,7 @@ async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: 
     for target, status, round_, of_run in locked:
         move, former, number = wanted[target], status, round_
         for following in move.path:
-            check(TARGETS, f"target {target}", former, following)
+            TARGETS.check(former, following, f"target {target}")
             number += former == FAILED
             hops.append(Hop(of_run, target, former, following, number))
             former = following
@@ -168,12 +168,6 @@ async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: 
         )
     await connection.execute(MOVE_TARGETS, (as_json(rows),))
     await record(connection, hops, by)
-
-
-def check(machine: StatusMap, subject: str, former: str, following: str) -> None:
-    """Raise ForbiddenTransition unless the table has the change."""
-    if following not in machine.moves.get(former, frozenset()):
-        raise ForbiddenTransition(subject, former, following)
 
 
 async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:

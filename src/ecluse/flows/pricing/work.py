@@ -1,122 +1,16 @@
-"""Calls of executions to shops: the catalogue read for a preview, prices read, prices set. Retries, pauses and the
-protocol of writes are the engine's. No transaction is open while a shop is called."""
+"""Calls of executions to shops: prices read, prices set. Retries, pauses and the protocol of writes are the engine's.
+No transaction is open while a shop is called."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from datetime import datetime
-from operator import methodcaller
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ecluse.base.clock import Clock
-from ecluse.base.errors import NotFound, PermanentError, VendorError
-from ecluse.db.query import fetch_row
-from ecluse.engine import Done, Item, Order, Result, Throttle, WorkContext
-from ecluse.flows.connections.clients import Setup
-from ecluse.flows.pricing import projects, runs
-from ecluse.flows.pricing.rules import Terms, make_plan
+from ecluse.base.errors import VendorError
+from ecluse.engine import Done, Item, Order, Result, WorkContext
 from ecluse.flows.pricing.states import By
-from ecluse.vendors.shops import Shop, Variant
 
-FRESH_SECONDS = 5.0  # a project is read again after so long: every replica sees a new access token
 WORKER = By("Worker", "engine")
-TO_PLAN = "SELECT rule, currency FROM rule_runs WHERE id = %s"
-R = TypeVar("R")
-
-
-class _Client(NamedTuple):
-    shop: Shop
-    changed_at: datetime
-    read_at: float
-
-
-class Shops:
-    """The `vendors` of the flow: the clients of a process, by project. The client of a project that has changed is
-    replaced; it is closed with the process, since calls may be in flight."""
-
-    def __init__(self, setup: Setup, deadline: float, clock: Clock) -> None:
-        self._setup, self._deadline, self._clock = setup, deadline, clock
-        self._clients: dict[int, _Client] = {}
-        self._open = AsyncExitStack()
-        self._reading = asyncio.Lock()
-
-    async def call(self, context: WorkContext, item: Item, call: Callable[[Shop], Awaitable[R]]) -> R:
-        """Call the shop of the item's project; its lane follows the cost bucket that the shop shows."""
-        async with self._reading:
-            shop = await self._shop(context, item)
-        try:
-            return await call(shop)
-        finally:
-            if (told := shop.throttle) is not None:
-                context.heard(item, Throttle(told.available, told.restored_per_second, told.cost))
-
-    async def refilled(self, item: Item) -> None:
-        """Wait until the cost bucket of the shop has room for a call like the last one: the lane follows the bucket
-        only after an execution, and the pages of a catalogue are expensive calls of one execution."""
-        if (told := self._clients[item.payload["project"]].shop.throttle) is not None:
-            await asyncio.sleep(max(0.0, (told.cost - told.available) / told.restored_per_second))
-
-    async def _shop(self, context: WorkContext, item: Item) -> Shop:
-        project = item.payload["project"]
-        known = self._clients.get(project)
-        if known is not None and time.monotonic() - known.read_at < FRESH_SECONDS:
-            return known.shop
-        if self._setup.read_secret is None:
-            raise PermanentError("The access token is sealed, and this server has no ECLUSE_SECRET_KEY.", code="SEALED")
-        try:
-            async with context.database() as connection:
-                row = await projects.show(connection, item.tenant_id, project)
-                name = projects.secret_name(project)
-                token = await self._setup.read_secret(connection, item.tenant_id, name)
-        except NotFound as error:
-            raise PermanentError(error.message, code="NO_PROJECT") from error
-        if known is None or known.changed_at != row["updated_at"]:
-            opened = projects.opened(
-                row["connector"],
-                row["base_url"],
-                token,
-                row["currency"],
-                allowed_networks=self._setup.allowed_networks,
-                now=self._clock.now,
-                deadline=self._deadline,
-            )
-            known = _Client(await self._open.enter_async_context(opened), row["updated_at"], 0.0)
-        self._clients[project] = known._replace(read_at=time.monotonic())
-        return known.shop
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
-
-
-async def preview(context: WorkContext, item: Item) -> Result:
-    """Read the catalogue, each page with a permit of its own, and store the plan of the run."""
-    shops: Shops = context.vendors
-    run = item.payload["rule_run"]
-    async with context.database() as connection:
-        rule, currency = await fetch_row(connection, TO_PLAN, (run,)) or ({}, "")
-    terms, listed = Terms.model_validate(rule), list[Variant]()
-    tags: Sequence[str | None] = terms.selection.tags or [None]
-    costs, calls = terms.change.kind == "margin", 0
-    for tag in tags:
-        cursor, more = None, True
-        while more:
-            if calls:
-                await context.permit(item)
-                await shops.refilled(item)
-            calls += 1
-            page = await shops.call(context, item, methodcaller("catalogue", cursor, tag=tag, costs=costs))
-            listed += page.variants
-            cursor, more = page.cursor, page.cursor is not None
-    plan = await asyncio.to_thread(make_plan, terms, currency, listed)
-    async with context.database() as connection, connection.transaction():
-        await runs.store_plan(connection, run, plan, WORKER)
-    return Done({"calls": calls, "variants": len(listed), "targets": len(plan.targets)})
 
 
 async def read(context: WorkContext, items: Sequence[Item]) -> Mapping[str, Any]:
