@@ -22,11 +22,11 @@ PATIENCE = timedelta(seconds=30)
 RECIPIENT = PURPOSE.recipient
 
 
-def config_at(sandbox: SandboxProcess, **given: Any) -> Config:
-    """Settings with all three sources at the sandbox, and no caps."""
+def config_at(url: str, **given: Any) -> Config:
+    """Settings with all three sources at the sandbox of this URL, and no caps."""
     return Config(
         **{
-            "urls": {source: sandbox.url + place for source, place in PLACES.items()},
+            "urls": {source: url + place for source, place in PLACES.items()},
             "per_second": dict.fromkeys(Source),
             "inpi": ("user@example.org", "a-good-password"),
             "token": "a-good-token",
@@ -38,8 +38,8 @@ def config_at(sandbox: SandboxProcess, **given: Any) -> Config:
     )
 
 
-def enrichment(sandbox: SandboxProcess, **given: Any) -> Enrichment:
-    config = config_at(sandbox, **given)
+def enrichment(url: str, **given: Any) -> Enrichment:
+    config = config_at(url, **given)
     return Enrichment(config, partial(Registers, config))
 
 
