@@ -29,7 +29,7 @@ from bench.harness import fresh_database
 from bench.lanes import control
 from bench.reads import Caller, quantile, ready
 from bench.server import server
-from bench.serving import Running, replica, sandbox
+from bench.serving import Running, cpu_of_server, cpu_seconds, postmaster, replica, sandbox
 from ecluse.access import keys, tenants
 from ecluse.db.connect import normalise
 from ecluse.migrations.runner import upgrade
@@ -100,6 +100,8 @@ async def crowd(bench: Bench) -> Figures:
     (before, _), sirens = await bench.row(COMPLETED), some(100)
     asked = [(siren, TENANTS[n % 3]) for n, siren in enumerate(sirens * 10)]
     pairs = len(set(asked))
+    server_, postgres = bench.replicas[0].pid, postmaster(bench.dsn)
+    used = cpu_seconds(server_), cpu_of_server(postgres)
     answers = await asyncio.gather(*(bench.post(*one) for one in asked))
     await bench.ended()
     took = [seconds for seconds, _ in answers]
@@ -116,6 +118,8 @@ async def crowd(bench: Bench) -> Figures:
         "companies_called": [len(one) for one in made],
         "completed": completed - before,
         "pairs": pairs,
+        "server_cpu_s": round(cpu_seconds(server_) - used[0], 2),
+        "postgres_cpu_s": round(cpu_of_server(postgres) - used[1], 2),
         "goal": "p99 3 s, one call per company, one Completed per pair of tenant and company",
     }
 
@@ -174,7 +178,12 @@ async def pace(bench: Bench) -> Figures:
     steady = [one["at"] for one in calls[20:]]
     share = (len(steady) - 1) / (steady[-1] - steady[0]) / 7
     refused = sum(one["status"] == 429 for one in calls)
-    return {"share_of_rate": round(share, 3), "calls": len(calls), "answered_429": refused, "goal": "0.95, none refused"}
+    return {
+        "share_of_rate": round(share, 3),
+        "calls": len(calls),
+        "answered_429": refused,
+        "goal": "0.95, none refused",
+    }
 
 
 async def flood(bench: Bench) -> Figures:
@@ -186,11 +195,11 @@ async def flood(bench: Bench) -> Figures:
 
     began = time.perf_counter()
     many = [asyncio.create_task(posted(siren)) for siren in some(5_000)]
-    delays = []
+    delays: list[float] = []
     while not all(task.done() for task in many) or len(delays) < 10:
         siren, asked_at = next(SIRENS), time.time()
         await bench.post(siren, "zeta")
-        while not (first := [one for one in bench.calls(VENDORS[0]) if one["ref"] == siren]):
+        while not (first := [one for one in bench.calls(VENDORS[0]) if one["ref"] == siren]):  # noqa: ASYNC110 - polls
             await asyncio.sleep(0.1)
         delays.append(first[0]["at"] - asked_at)
         await asyncio.sleep(1)

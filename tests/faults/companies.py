@@ -1,5 +1,5 @@
-"""How jobs of company enrichment are started for the fault cases: a request for each company, for every third one also a
-request of a second tenant, which joins the job."""
+"""How jobs of company enrichment are started for the fault cases: a request for each company, and for every third one
+another of a second tenant, which joins the job."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ async def ask(connection: Connection, start: Start, url: str) -> Run:
     await connection.execute(SECOND_TENANT, (SECOND, SECOND))
     for tenant in (start.tenant_id, *([SECOND] if wanted_by_second(company) else ())):
         async with connection.transaction():
-            request = await requests.create(connection, tenant, company, None, f"of {tenant}", "a test")
-            asked = Asked(tenant, company, Trigger.CREATED, request, f"of {tenant}")
-            launched = await requests.launch(connection, made.flow, made.config, asked)
+            asked = Asked(tenant, company, Trigger.CREATED, f"of {tenant}")
+            _, launched = await requests.create(connection, made.flow, made.config, asked, "a test")
             if tenant == start.tenant_id:
                 job = launched.job_id
                 await connection.execute(OF_START, (start.event_key, job))

@@ -55,14 +55,14 @@ class World:
     ) -> tuple[int, Launched]:
         """Create a request for a company; return its id and what it led to."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            request_id = await requests.create(connection, tenant, siren, None, f"correlation-{tenant}", "a test")
-            asked = Asked(tenant, siren, trigger, request_id, f"correlation-{tenant}")
-            return request_id, await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, asked)
+            asked = Asked(tenant, siren, trigger, f"correlation-{tenant}")
+            flow = self.kit.flow("enrichment")
+            return await requests.create(connection, flow, self.made.config, asked, "a test")
 
     async def again(self, request_id: int, siren: str, trigger: Trigger, key: str = "again") -> Launched:
         """Trigger a job by a request that exists."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            asked = Asked("default", siren, trigger, request_id, "correlation-again", key=key)
+            asked = Asked("default", siren, trigger, "correlation-again", request_id, key=key)
             return await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, asked)
 
     async def enriched(self, siren: str, tenant: str = "default") -> dict[str, Any]:
@@ -74,7 +74,7 @@ class World:
 
     async def shown(self, request_id: int, tenant: str = "default") -> dict[str, Any]:
         async with self.kit.pool.connection() as connection:
-            return await requests.show(connection, self.made.config, tenant, request_id)
+            return (await requests.show(connection, self.made.config, tenant, request_id)).row
 
     async def sweep(self) -> None:
         watch = self.kit.flow("enrichment").watch

@@ -144,8 +144,7 @@ async def _company(request: Request, request_id: int) -> Context:
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Context:
-        one = await requests.show(connection, config, tenant, request_id)
-        seen = await requests.visible(connection, config, tenant)
+        one, seen, _ = await requests.show(connection, config, tenant, request_id)
         return {
             "one": one,
             "jobs": await history.jobs(connection, one["company_siren"], tenant, JOBS),

@@ -51,7 +51,7 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
         status, updated_at, ended_at, relaunchable = known
         if not rules.is_due(rules.Known(Status(status), updated_at, ended_at, relaunchable), limits, now):
             continue
-        asked = Asked(tenant, siren, Trigger.OPENED, request, correlation)
+        asked = Asked(tenant, siren, Trigger.OPENED, correlation, request)
         try:
             async with connection.transaction():
                 job = await start(connection, flow, config, asked, now, SWEEP)
