@@ -139,7 +139,7 @@ async def start(
     the job, if no request began it."""
     recipient = await recipient_of(connection, config, asked.tenant)
     given = {
-        "siren": asked.siren,
+        "company_siren": asked.siren,
         "trigger": trigger or str(asked.trigger),
         "request_id": asked.request_id,
         "asked": [str(one) for one in config.asked(recipient)],

@@ -13,7 +13,7 @@ from ecluse.access.changes import record
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
-from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, reads_of
+from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, reads_of, writes_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import read_published
@@ -196,7 +196,7 @@ async def show_request(look: Look, request_id: RequestNumber) -> Row:
     config = _config(look)
     shown = await requests.show(look.connection, config, look.tenant, request_id)
     if shown.wanting:
-        async with look.kit.pool.connection() as connection, connection.transaction():
+        async with writes_of(look.request).connection(look.tenant) as connection, connection.transaction():
             await _launch(look, connection, shown.row, Trigger.OPENED)
             shown = await requests.show(connection, config, look.tenant, request_id)
     return _shown(shown.row)

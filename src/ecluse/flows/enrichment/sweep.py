@@ -58,7 +58,8 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
                 await connection.execute("UPDATE requests SET job_id = %s WHERE id = %s", (job, request))
         except Taken:  # by a request, or by the sweep of another replica
             continue
-        log.info("enrichment: relaunched", tenant_id=tenant, company_siren=siren, job_id=str(job), status=status)
+        ids = {"tenant_id": tenant, "correlation_id": correlation, "company_siren": siren, "request_id": str(request)}
+        log.info("enrichment: relaunched", area="ENRICHMENT", job_id=str(job), status=status, **ids)
     if config.keep is not None:
         await _forget(connection, config)
 
