@@ -35,6 +35,11 @@ ONE = live.Page("company_live.html", ("title", "header", "facts", "history"))
 REGISTERS = live.Page("registers_live.html")
 SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
 LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
+# Values of establishments, directors and observations, in the order in which they are read; jsonb keeps none.
+COLUMNS = """
+siret trade_name address postal_code city head_office state activity_code creation_date
+role type last_name first_names name siren born nationality masked date numero libelle
+""".split()  # noqa: SIM905 - shorter
 OPEN = (Status.PENDING, Status.RUNNING)
 
 
@@ -238,8 +243,9 @@ def in_words(value: Any) -> Markup | str:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the values that at least one row has, in their order."""
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
+    """Return the names of the values that at least one row has, in the order of COLUMNS."""
+    found = {name for row in rows for name, value in row.items() if value not in (None, "")}
+    return [name for name in COLUMNS if name in found] + sorted(found.difference(COLUMNS))
 
 
 def missing(source: Source, config: Config) -> str:
