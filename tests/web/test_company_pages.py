@@ -45,7 +45,7 @@ def asked(operator):
 def test_requests_are_found_by_name_siren_and_status(operator, asked):
     everything = operator.shown("/ui/requests")
     assert f"SOCIETE NATIONALE SNCF SUCCESS {SNCF}" in everything
-    assert f"not known yet FAILED {UNKNOWN} API_RECHERCHE_ENTREPRISES:200:NOT_FOUND" in everything
+    assert f"not known FAILED {UNKNOWN} API_RECHERCHE_ENTREPRISES:200:NOT_FOUND" in everything
     for wanted in ("q=nationale", f"q={SNCF[:5]}", f"siren={SNCF}", "status=SUCCESS&q=SNCF"):
         found = operator.shown(f"/ui/requests?{wanted}")
         assert SNCF in found

@@ -117,7 +117,9 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
     rows: list[Row] = page[REQUESTS.name]
     for row in rows:
         row |= {
-            "name": row["legal_name"] or "not known yet",
+            "name": row["legal_name"] or ("not known yet" if row["enrichment_status"] in OPEN else "not known"),
+            "number": Markup('<span class="id">{}</span>').format(row["company_siren"]),
+            "reason": Markup("<br>").join((row["enrichment_error"] or render.NONE).split("|")),
             "status": row["enrichment_status"],
             "state": MEANING[Status(row["enrichment_status"])],
             "href": f"{HOME}/{row['id']}",
@@ -125,8 +127,8 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
     columns = (
         Column("name", "Company"),
         Column("status", "Status"),
-        Column("company_siren", "SIREN"),
-        Column("enrichment_error", "Reason"),
+        Column("number", "SIREN"),
+        Column("reason", "Reason"),
         Column("company_updated_at", "Data of"),
         Column("created_by", "By"),
         Column("created_at", "Requested"),

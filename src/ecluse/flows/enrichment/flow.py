@@ -153,7 +153,7 @@ class Enrichment:
             after = [one for one in Source if one in run.input["asked"]]
             left = after[after.index(source) + 1 :]
             if left:  # it only prepares: the outcome of the company is that of the required source
-                item = NewItem(end.item.key, "", about(end.item.payload, left[0]))
+                item = NewItem(end.item.key, "", about(run.input, left[0]))
                 following.setdefault(left[0], []).append((run, [item]))
             else:
                 last.append(run)
@@ -224,7 +224,8 @@ def result_of(source: Source, end: ItemEnd) -> Fetched:
 
 
 def run_of(item: Item) -> Run:
-    return Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)
+    job = {name: value for name, value in item.payload.items() if name != "source_api"}
+    return Run(item.run_id, item.tenant_id, item.flow, item.event_key, job, item.correlation_id)
 
 
 async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
