@@ -151,8 +151,9 @@ class Looked(NamedTuple):
 
 async def look(connection: Connection, siren: str) -> Looked:
     """Return what is known of a company, which is inserted if it is new, and lock its open job."""
-    ((status, *known, job, locked, now),) = await fetch_rows(connection, LOOK, {"siren": siren})
-    return Looked(Known(Status(status), *known, job is not None), job, locked, now)
+    (row,) = await fetch_rows(connection, LOOK, {"siren": siren})
+    status, updated_at, ended_at, relaunchable, job, locked, now = row
+    return Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
 
 
 async def mark_stale(connection: Connection, fresh: timedelta, siren: str | None = None, most: int = 500) -> None:
