@@ -111,8 +111,8 @@ class Enriched(Chaos):
         world, plan, report = self.world, self.plan, self.report
         world.watch_claims()
         world.sandbox.set_faults([slow(0.05)])
+        world.start_run(plan.targets)  # first: else most of it is done before the first kill
         world.start_replicas(plan.replicas)
-        world.start_run(plan.targets)
         work = len(VENDORS) * plan.targets
         moments = sorted(self._chance.randrange(work // 100, work * 97 // 100) for _ in range(plan.kills))
 
