@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-enrichment bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs chaos-enrichment coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,00
 bench-agents: .venv/.ready ## What 200 waiting agents cost, and how soon a job reaches one of them; JSON=1 prints JSON
 	$(BIN)/python -m bench.agents $(if $(filter 1,$(JSON)),--json)
 
+bench-enrichment: .venv/.ready ## How soon requests for companies are answered, and registers called; ONLY="crowd alone cached pace flood", JSON=1 prints JSON
+	$(BIN)/python -m bench.enrichment $(ONLY) $(if $(filter 1,$(JSON)),--json)
+
 bench-pricing: .venv/.ready ## How much of a shop's limits is used, previews, pages; ONLY="rate cost preview stop", JSON=1 prints JSON
 	$(BIN)/python -m bench.pricing $(ONLY) $(if $(filter 1,$(JSON)),--json)
 
@@ -134,6 +137,10 @@ chaos: .venv/.ready ## Replicas killed at random, then the account; KILLS=200 SE
 
 chaos-automation: .venv/.ready ## The same over one run of automation; KILLS=50 FICHES=1000 SEED=1 by default, JSON=1 prints JSON
 	$(BIN)/python -m tests.faults.automation_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(FICHES),--fiches $(FICHES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
+
+chaos-enrichment: .venv/.ready ## The same over the jobs of many companies; KILLS=100 COMPANIES=700 SEED=1 by default, JSON=1 prints JSON
+	$(BIN)/python -m tests.faults.enrichment_chaos $(if $(KILLS),--kills $(KILLS)) $(if $(COMPANIES),--companies $(COMPANIES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(JSON)),--json)
 
 chaos-pricing: .venv/.ready ## The same over one apply of a rule run; KILLS=50 TARGETS=5000 SEED=1 by default, JSON=1 prints JSON

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ def sandbox() -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def replica(dsn: str, vendors: str, knobs: dict[str, str]) -> Iterator[Running]:
+def replica(dsn: str, vendors: str, knobs: dict[str, str], roles: Sequence[str] = ()) -> Iterator[Running]:
+    """Run a server with these roles, or with all."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -55,7 +56,8 @@ def replica(dsn: str, vendors: str, knobs: dict[str, str]) -> Iterator[Running]:
     environment |= {"CRM_BASE_URL": f"{vendors}/crm", "CRM_API_KEY": "bench"}
     environment |= {"ELEVENLABS_BASE_URL": f"{vendors}/elevenlabs", "ELEVENLABS_API_KEY": "bench"}
     environment |= {"LLM_BASE_URL": f"{vendors}/llm/v1", "LLM_API_KEY": "bench", "LLM_MODEL": "bench"}
-    process = subprocess.Popen([sys.executable, "-m", "ecluse", "serve", "--port", str(port)], env=environment)
+    chosen = [word for role in roles for word in ("--role", role)]
+    process = subprocess.Popen([sys.executable, "-m", "ecluse", "serve", "--port", str(port), *chosen], env=environment)
     try:
         yield Running(f"http://127.0.0.1:{port}", process.pid)
     finally:

@@ -15,7 +15,7 @@ from ecluse.flows.audits import configs
 from ecluse.flows.automation import schedules
 from ecluse.flows.automation.plan import Plan
 from ecluse.vendors.guarded import GuardedHttp
-from tests.faults import prices
+from tests.faults import companies, prices
 
 Entry = Mapping[str, Any]  # of the sandbox's ledger
 
@@ -43,7 +43,9 @@ class Subject:
     targets: int = 40
     points: Sequence[str] = POINTS  # at which a replica can be killed
     vendor: str | None = None  # its name in the ledger; "": all of them
-    kind: Literal["effect", "paid"] = "effect"  # a payment may be made twice, if that it may have been is on record
+    # A payment may be made twice, if that it may have been is on record; a call that only reads, at any time.
+    kind: Literal["effect", "paid", "call"] = "effect"
+    apart: bool = False  # each target is a run of its own
     shared_calls: bool = False  # a call over several records has the key of one of them
     wanted: Callable[[str], frozenset[str]] = _nothing  # names of the effects that one target is to have at the vendor
     effect: Callable[[Entry], str] = lambda entry: str(entry["ref"])  # which of those names an effect's entry bears
@@ -196,7 +198,24 @@ PRICING = Subject(
     effect=lambda entry: f"price of {entry['ref']}",
 )
 
-SUBJECTS = (HELLO, AUTOMATION, BATCH, PRICING)
+# Three registers are read one after another; a job is a run without a workflow.
+ENRICHMENT = Subject(
+    name="enrichment",
+    flow="enrichment",
+    given=lambda sirens: {"company": sirens[0]},
+    target=companies.siren,
+    environment=companies.registers,
+    start=companies.ask,
+    targets=30,
+    points=("after claim", "before commit", "in commit", "after commit", "in finalize"),
+    vendor="",
+    kind="call",
+    apart=True,
+    wanted=companies.calls,
+    effect=lambda entry: "log-in" if entry["ref"] == "login" else f"{entry['vendor']} of {entry['ref']}",
+)
+
+SUBJECTS = (HELLO, AUTOMATION, BATCH, PRICING, ENRICHMENT)
 
 # The same work without the effect protocol: what the checks must find.
 NAIVE = Subject(

@@ -13,6 +13,7 @@ from tests.faults.conftest import played
 from tests.faults.subjects import (
     AUTOMATION,
     BATCH,
+    ENRICHMENT,
     HELLO,
     NAIVE,
     NEW_FLOW,
@@ -34,7 +35,12 @@ EACH_TIME = {"killed in dispatch", "killed after step dispatch-transcriptions", 
              "killed after step finalize", "database crashed", "ended by the operator while paying"}  # fmt: skip
 
 OF_BATCHES = {"killed after intent", "killed before send", "killed after send", "random kills"}
-SELDOM = {AUTOMATION: EACH_TIME, BATCH: OF_BATCHES, PRICING: {"killed after send", "all killed at once"}}
+SELDOM = {
+    AUTOMATION: EACH_TIME,
+    BATCH: OF_BATCHES,
+    PRICING: {"killed after send", "all killed at once"},
+    ENRICHMENT: {"killed in commit", "all killed at once"},
+}
 
 
 def each_subject(*names: str) -> pytest.MarkDecorator:

@@ -214,15 +214,20 @@ class World:
     # Runs
 
     def start_run(self, targets: int | None = None) -> int:
-        """Start a run and return its id. No two runs of a world share a target."""
+        """Start a run and return its id; a run per target if they are runs of their own, the last of which is returned.
+        No two runs of a world share a target."""
         first = 1 + sum(map(len, self.runs.values()))
         names = [self.subject.target(n) for n in range(first, first + (targets or self.subject.targets))]
-        self.runs[f"faults-{first}"] = names
-        start = Start(self._flow, f"faults-{first}", input=self.subject.given(names))
+        groups = [[name] for name in names] if self.subject.apart else [names]
+        new = {f"faults-{first + place}": group for place, group in enumerate(groups)}
+        self.runs |= new
 
         async def ask() -> int:
             async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-                return (await self.subject.start(connection, start, self.sandbox.url)).id
+                for key, group in new.items():
+                    start = Start(self._flow, key, input=self.subject.given(group))
+                    run = await self.subject.start(connection, start, self.sandbox.url)
+            return run.id
 
         return asyncio.run(ask())
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from ecluse.access.permissions import ROLES
 from tests.realtime.clients import Stream
 from tests.support.api_server import add_tenant, new_key
 
@@ -54,6 +55,7 @@ def table(run_id):
         "private-fiche-302": ALL | {"rival"},
         "private-job-automation-run-301": ALL | {"rival"},
         "private-job-cmf1w2x3y0000abcdefghijkl": ALL | {"rival"},
+        "private-job-7": ALL | {"rival"},
         f"private-run-{run_id}": ALL,
         "private-run-999999999": set(),
         "private-run-0": set(),
@@ -81,6 +83,27 @@ def test_the_right_to_a_channel_is_that_to_read_the_same(live, callers, run_id):
             if (answer.status, stream.status) != (expected, expected):
                 wrong.append((channel, who, answer.status, stream.status, expected))
     assert wrong == []
+
+
+@pytest.mark.req("ENG-78", "ENR-76")
+@pytest.mark.parametrize(
+    ("missing", "refused", "allowed"),
+    [
+        ("requests.read", "private-job-7", "private-job-automation-run-7"),
+        ("automation.read", "private-job-automation-run-7", "private-job-7"),
+    ],
+)
+def test_jobs_of_enrichment_and_of_automation_need_their_own_permission(
+    live, callers, monkeypatch, missing, refused, allowed
+):
+    monkeypatch.setitem(ROLES, "viewer", ROLES["viewer"] - {missing})
+    viewer = live.with_key(callers["viewer"])
+    for channel, status in ((refused, 403), (allowed, 200)):
+        form = f"socket_id=1.2&channel_name={channel}".encode()
+        assert viewer.post("/pusher/auth", raw=form, headers={"Content-Type": FORM}).status == status
+        stream = Stream(viewer, channel)
+        stream.close()
+        assert stream.status == status
 
 
 @pytest.mark.req("ENG-78")

@@ -22,11 +22,11 @@ PATIENCE = timedelta(seconds=30)
 RECIPIENT = PURPOSE.recipient
 
 
-def config_at(sandbox: SandboxProcess, **given: Any) -> Config:
-    """Settings with all three sources at the sandbox, and no caps."""
+def config_at(url: str, **given: Any) -> Config:
+    """Settings with all three sources at the sandbox of this URL, and no caps."""
     return Config(
         **{
-            "urls": {source: sandbox.url + place for source, place in PLACES.items()},
+            "urls": {source: url + place for source, place in PLACES.items()},
             "per_second": dict.fromkeys(Source),
             "inpi": ("user@example.org", "a-good-password"),
             "token": "a-good-token",
@@ -38,8 +38,8 @@ def config_at(sandbox: SandboxProcess, **given: Any) -> Config:
     )
 
 
-def enrichment(sandbox: SandboxProcess, **given: Any) -> Enrichment:
-    config = config_at(sandbox, **given)
+def enrichment(url: str, **given: Any) -> Enrichment:
+    config = config_at(url, **given)
     return Enrichment(config, partial(Registers, config))
 
 
@@ -55,14 +55,14 @@ class World:
     ) -> tuple[int, Launched]:
         """Create a request for a company; return its id and what it led to."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            request_id = await requests.create(connection, tenant, siren, None, f"correlation-{tenant}", "a test")
-            asked = Asked(tenant, siren, trigger, request_id, f"correlation-{tenant}")
-            return request_id, await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, asked)
+            asked = Asked(tenant, siren, trigger, f"correlation-{tenant}")
+            flow = self.kit.flow("enrichment")
+            return await requests.create(connection, flow, self.made.config, asked, "a test")
 
     async def again(self, request_id: int, siren: str, trigger: Trigger, key: str = "again") -> Launched:
         """Trigger a job by a request that exists."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            asked = Asked("default", siren, trigger, request_id, "correlation-again", key=key)
+            asked = Asked("default", siren, trigger, "correlation-again", request_id, key=key)
             return await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, asked)
 
     async def enriched(self, siren: str, tenant: str = "default") -> dict[str, Any]:
@@ -74,7 +74,7 @@ class World:
 
     async def shown(self, request_id: int, tenant: str = "default") -> dict[str, Any]:
         async with self.kit.pool.connection() as connection:
-            return await requests.show(connection, self.made.config, tenant, request_id)
+            return (await requests.show(connection, self.made.config, tenant, request_id)).row
 
     async def sweep(self) -> None:
         watch = self.kit.flow("enrichment").watch

@@ -19,6 +19,7 @@ from ecluse.vendors.registers import RETRYABLE, ErrorCode, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "enrichment.md").read_text()
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 SCHEMA = (ROOT / "src" / "ecluse" / "migrations" / "versions" / "0036_enrichment.py").read_text()
 RESULT = evaluate([Fetched(one) for one in Source], core_identity=True)
 ABOUT = {"job": 7, "siren": "552049447"}
@@ -71,6 +72,15 @@ def test_limits() -> None:
     assert timedelta(seconds=120) == rules.LOCK_TTL
     assert rules.lock_key("552049447") == "company_enrichment:552049447"
     assert settings.ECLUSE_HEARTBEAT_SECONDS <= 30  # extends the lock
+
+
+@pytest.mark.req("ENR-07")
+@pytest.mark.parametrize(
+    "term",
+    ["enrichment job", "source fetch", "cache freshness window", "lock key", "partial failure", "stale snapshot"],
+)
+def test_the_terms_are_defined(term: str) -> None:
+    assert f"| {term} | " in GLOSSARY
 
 
 @pytest.mark.req("ENR-83", "ENR-70")

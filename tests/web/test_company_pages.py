@@ -45,7 +45,7 @@ def asked(operator):
 def test_requests_are_found_by_name_siren_and_status(operator, asked):
     everything = operator.shown("/ui/requests")
     assert f"SOCIETE NATIONALE SNCF SUCCESS {SNCF}" in everything
-    assert f"not known yet FAILED {UNKNOWN} API_RECHERCHE_ENTREPRISES:200:NOT_FOUND" in everything
+    assert f"not known FAILED {UNKNOWN} API_RECHERCHE_ENTREPRISES:200:NOT_FOUND" in everything
     for wanted in ("q=nationale", f"q={SNCF[:5]}", f"siren={SNCF}", "status=SUCCESS&q=SNCF"):
         found = operator.shown(f"/ui/requests?{wanted}")
         assert SNCF in found
@@ -61,7 +61,8 @@ def test_a_card_has_value_source_and_date_of_each_field_and_its_history(operator
     assert "All registers that were asked have answered." in shown
     assert re.search(r"Identity .*Legal name SOCIETE NATIONALE SNCF API_RECHERCHE_ENTREPRISES 20\d\d-", shown)
     assert re.search(r"Legal details .*Capital amount [\d,]+\.00 INPI_RNE 20\d\d-", shown)
-    assert re.search(r"Establishments API_RECHERCHE_ENTREPRISES, 20\d\d-.* Siret .*Address", shown)
+    columns = "Siret Address Postal code City Head office State Activity code Creation date"
+    assert re.search(rf"Establishments API_RECHERCHE_ENTREPRISES, 20\d\d-\S* \S* ?.*{columns}", shown)
     assert re.search(r"Directors INPI_RNE, 20\d\d-", shown)
     assert "SUCCESS REQUEST_CREATED 1" in shown
     assert "the first one" in shown

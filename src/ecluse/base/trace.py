@@ -3,7 +3,7 @@ them. Registered listeners get each record, too: one of them fills `workflow_log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,14 @@ from ecluse.base.masking import masked, plain
 log = structlog.get_logger(__name__)
 
 Level = Literal["info", "warning", "error"]
+NAMED = ("request_id", "company_siren", "source_api")  # mandatory fields of log lines that only some flows have
+
+
+def named_in(given: Any) -> dict[str, str]:
+    """Return the fields of log lines that the input of a run, or the payload of an item, has under the same name."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {name: str(given[name]) for name in NAMED if given.get(name) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,7 @@ class Tracer:
     function_id: str | None = None
     ids: str = field(default="")
     event_id: str | None = None  # of the event that started it; for lines without an event id of their own
+    named: Mapping[str, str] = field(default_factory=dict)  # further fields of every line
 
     def start(self, what: str, **data: Any) -> None:
         """Log that the work `what` begins."""
@@ -101,7 +110,7 @@ class Tracer:
             tenant_id=self.tenant_id,
             run_id=self.run_id,
             **({"event_id": event_id} if event_id and "event_ids" not in data else {}),
-            **data,
+            **{**self.named, **data},
         )
         if listeners:
             data.pop("exc_info", None)

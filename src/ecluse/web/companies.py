@@ -35,6 +35,11 @@ ONE = live.Page("company_live.html", ("title", "header", "facts", "history"))
 REGISTERS = live.Page("registers_live.html")
 SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
 LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
+# Values of establishments, directors and observations, in the order in which they are read; jsonb keeps none.
+COLUMNS = """
+siret trade_name address postal_code city head_office state activity_code creation_date
+role type last_name first_names name siren born nationality masked date numero libelle
+""".split()  # noqa: SIM905 - shorter
 OPEN = (Status.PENDING, Status.RUNNING)
 
 
@@ -112,7 +117,9 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
     rows: list[Row] = page[REQUESTS.name]
     for row in rows:
         row |= {
-            "name": row["legal_name"] or "not known yet",
+            "name": row["legal_name"] or ("not known yet" if row["enrichment_status"] in OPEN else "not known"),
+            "number": Markup('<span class="id">{}</span>').format(row["company_siren"]),
+            "reason": Markup("<br>").join((row["enrichment_error"] or render.NONE).split("|")),
             "status": row["enrichment_status"],
             "state": MEANING[Status(row["enrichment_status"])],
             "href": f"{HOME}/{row['id']}",
@@ -120,8 +127,8 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
     columns = (
         Column("name", "Company"),
         Column("status", "Status"),
-        Column("company_siren", "SIREN"),
-        Column("enrichment_error", "Reason"),
+        Column("number", "SIREN"),
+        Column("reason", "Reason"),
         Column("company_updated_at", "Data of"),
         Column("created_by", "By"),
         Column("created_at", "Requested"),
@@ -144,8 +151,7 @@ async def _company(request: Request, request_id: int) -> Context:
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Context:
-        one = await requests.show(connection, config, tenant, request_id)
-        seen = await requests.visible(connection, config, tenant)
+        one, seen, _ = await requests.show(connection, config, tenant, request_id)
         return {
             "one": one,
             "jobs": await history.jobs(connection, one["company_siren"], tenant, JOBS),
@@ -239,8 +245,9 @@ def in_words(value: Any) -> Markup | str:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the values that at least one row has, in their order."""
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
+    """Return the names of the values that at least one row has, in the order of COLUMNS."""
+    found = {name for row in rows for name, value in row.items() if value not in (None, "")}
+    return [name for name in COLUMNS if name in found] + sorted(found.difference(COLUMNS))
 
 
 def missing(source: Source, config: Config) -> str:

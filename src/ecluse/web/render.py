@@ -116,8 +116,10 @@ def words(name: str) -> str:
 
 def plain(value: Any) -> Markup | str:
     """Format a value of a JSON answer for a page: instants as times, numbers with separators, objects and lists as one
-    line."""
+    line. Markup stays as it is."""
     match value:
+        case Markup():
+            return value
         case None:
             return NONE
         case bool():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from datetime import timedelta
 
@@ -69,6 +70,14 @@ async def test_a_lost_notification_is_made_up_for(ends, query):
     query(END)
     ends.heard(None)
     assert await waiting is True
+
+
+async def test_a_busy_pool_does_not_prolong_the_wait(dsn, query):
+    (run,) = new_runs(query, 1)
+    async with open_pool(dsn, size=1) as pool, pool.connection():
+        began = time.monotonic()
+        assert await RunEnds(pool, Clock()).wait(run, timedelta(milliseconds=100)) is False
+        assert time.monotonic() - began < 2
 
 
 async def test_a_kit_that_only_answers_hears_the_end(start_kit):

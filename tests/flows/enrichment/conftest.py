@@ -13,7 +13,7 @@ from tests.support.enrichment_world import Make, World, enrichment
 @pytest.fixture
 def make(start_kit, sandbox: SandboxProcess, query) -> Make:
     async def make(**given: Any) -> World:
-        made = enrichment(sandbox, **given)
+        made = enrichment(sandbox.url, **given)
         return World(await start_kit(made.flow), made, sandbox, query)
 
     return make

@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from ecluse.base.logging import MANDATORY
 from ecluse.engine import PublishedEvent
 from ecluse.flows.enrichment.relaunch import REFRESH, relaunch
 from ecluse.flows.enrichment.rules import Limits
@@ -122,17 +124,26 @@ async def test_companies_that_nobody_asks_for_are_forgotten_and_that_is_recorded
     assert world.query("SELECT action, subject FROM audit_trail") == [("companies.erase", "companies:1")]
 
 
-@pytest.mark.req("ENR-70")
-async def test_every_event_is_logged_with_the_mandatory_fields(world: World) -> None:
-    wanted = {"correlation_id", "tenant_id", "request_id", "job_id", "company_siren", "source_api", "event_type"}
-    wanted |= {"http_status", "error_code", "error_message", "duration_ms"}
-    with capture_logs() as lines:
-        await world.enriched(SNCF)
-    told = [line for line in lines if str(line.get("event_type", "")).startswith("CompanyEnrichment")]
-    assert len(told) == 6
-    for line in told:
-        assert wanted <= set(line)
-        assert (line["company_siren"], line["tenant_id"]) == (SNCF, "default")
+@pytest.mark.req("ENR-20", "ENR-70", "ENG-84")
+async def test_every_line_of_a_job_has_the_mandatory_fields(world: World) -> None:
+    world.sandbox.set_faults([{"vendor": "inpi", "kind": "refused", "status": 400, "code": "no", "methods": ["GET"]}])
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        request, launched = await world.request(SNCF)
+        await settled(world)
+    events = [line for line in lines if str(line.get("event_type", "")).startswith("CompanyEnrichment")]
+    assert len(events) == 6
+    for line in events:
+        assert set(MANDATORY) - {"timestamp", "level"} <= set(line)
+    own = [line for line in lines if str(launched.job_id) in (str(line.get("run_id")), line.get("job_id"))]
+    kinds = {line["event"] for line in own}
+    assert {"run-enrichment", "lease acquired", "execution failed", "completed"} <= kinds, "the engine's own lines"
+    for line in own:
+        assert line["company_siren"] == SNCF, line
+        assert line["correlation_id"] == "correlation-default", line
+        assert line["tenant_id"] in ("default", "system"), line  # the lock is in the system tenant
+        assert line.get("request_id") in (None, str(request)), line
+    of_sources = {line["source_api"] for line in own if line["event"] == "execution failed"}
+    assert of_sources == {"INPI_RNE"}
     assert "last_name" not in json.dumps(lines, default=str)
 
 

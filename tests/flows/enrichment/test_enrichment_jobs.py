@@ -27,7 +27,18 @@ def tenants(world: World, *names: str) -> None:
 
 
 @pytest.mark.req(
-    "ENR-01", "ENR-03", "ENR-08", "ENR-12", "ENR-13", "ENR-14", "ENR-15", "ENR-16", "ENR-19", "ENR-20", "ENR-74"
+    "ENR-01",
+    "ENR-03",
+    "ENR-08",
+    "ENR-12",
+    "ENR-13",
+    "ENR-14",
+    "ENR-15",
+    "ENR-16",
+    "ENR-19",
+    "ENR-20",
+    "ENR-74",
+    "ENR-81",
 )
 async def test_a_job_asks_the_sources_in_order_and_tells_each_step(world: World) -> None:
     request_id, launched = await world.request(SNCF)
@@ -101,7 +112,7 @@ async def test_an_unknown_company_fails_and_all_sources_are_asked(world: World) 
     assert world.query("SELECT state FROM runs") == [("failed",)]
 
 
-@pytest.mark.req("G-56", "G-64")
+@pytest.mark.req("ENR-06", "G-56", "G-64")
 async def test_answers_without_an_identity(world: World) -> None:
     expected = {
         registers.NAMELESS: "API_RECHERCHE_ENTREPRISES:200:CORE_IDENTITY_MISSING",
@@ -157,7 +168,7 @@ async def test_requests_during_a_job_join_it_and_every_tenant_hears_the_end(worl
     assert world.query("SELECT DISTINCT job_id FROM requests") == [(job,)]
 
 
-@pytest.mark.req("ENR-31", "ENR-41", "ENR-52", "G-78")
+@pytest.mark.req("ENR-02", "ENR-31", "ENR-41", "ENR-52", "G-78")
 async def test_a_company_is_pending_in_line_and_running_under_its_lock(world: World) -> None:
     async with world.kit.pool.connection() as connection:
         await pause_lane(connection, LANES[Source.SEARCH], reason="a test", by="test")

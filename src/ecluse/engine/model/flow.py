@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from ecluse.base.clock import Clock
-from ecluse.base.trace import Tracer
+from ecluse.base.trace import Tracer, named_in
 from ecluse.db.connect import Connection
 from ecluse.engine.model.breaker import Breaker
 from ecluse.engine.model.context import EphemeralEvent, WorkContext
@@ -59,6 +59,7 @@ class Run:
             run_id=self.id,
             function_id=f"run-{self.flow}",
             event_id=self.event_key,
+            named=named_in(self.input),
         )
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from ecluse.base.ids import item_event_id
+from ecluse.base.trace import named_in
 
 
 class Item(NamedTuple):
@@ -45,6 +46,7 @@ class Item(NamedTuple):
             "correlation_id": self.correlation_id or self.event_key,
             "stage": self.stage,
             "event_id": self.event_id,
+            **named_in(self.payload),
         }
 
 

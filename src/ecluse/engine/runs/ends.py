@@ -14,6 +14,7 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.runs import lifecycle
 
 POLL_SECONDS = 1.0
+LOOK_SECONDS = 0.5  # the longest look at the end of a wait
 
 
 @dataclass(slots=True)
@@ -43,19 +44,21 @@ class RunEnds:
     async def wait(self, run_id: int, max_wait: timedelta) -> bool:
         """Wait until the run has ended, at most `max_wait`; return whether it has. The notification only wakes; the row
         is read first and after every wake-up, so that an end just before the wait, or a lost notification, is not
-        missed."""
+        missed. If no connection is free for that, the run counts as open: busy workers must not delay the caller."""
         deadline = self._clock.monotonic() + max_wait.total_seconds()
         while True:
             watch = self._watches.setdefault(run_id, Watch())
             watch.waiters += 1
             try:
                 left = deadline - self._clock.monotonic()
-                with ignoring_outage("waiting for a run") if left > 0 else nullcontext():
-                    ended = await asyncio.shield(self._look(run_id, watch))
-                    if ended or left <= 0:
-                        return ended
+                with ignoring_outage("waiting for a run") if left > 0 else nullcontext(), suppress(TimeoutError):
+                    async with asyncio.timeout(max(left, LOOK_SECONDS)):
+                        if await asyncio.shield(self._look(run_id, watch)):
+                            return True
+                if left <= 0:
+                    return False
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, POLL_SECONDS)):
+                    async with asyncio.timeout(min(deadline - self._clock.monotonic(), POLL_SECONDS)):
                         await watch.woken.wait()
             finally:
                 watch.waiters -= 1
@@ -67,6 +70,7 @@ class RunEnds:
         now = self._clock.monotonic()
         if watch.look is None or now - watch.looked_at >= POLL_SECONDS or _failed(watch.look):
             watch.look, watch.looked_at = asyncio.create_task(self._has_ended(run_id)), now
+            watch.look.add_done_callback(_failed)  # retrieves an error that no waiter is left to see
         return watch.look
 
     async def _has_ended(self, run_id: int) -> bool:

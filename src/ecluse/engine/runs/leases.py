@@ -77,6 +77,13 @@ EXPIRE_ORPHANED = f"""
     OR EXISTS (SELECT 1 FROM replicas r WHERE r.id = replica_id AND r.state = 'dead'))
 """  # noqa: S608 - our own names
 EXTEND = f"UPDATE leases SET replica_id = %s, expires_at = ecluse_now() + ttl WHERE {MINE}"  # noqa: S608 - our own names
+# The lease that a run has, extended by the replica that works on it, unless the ttl has passed or its replica has died.
+KEEP = f"""
+UPDATE leases l SET replica_id = %(replica)s, expires_at = ecluse_now() + ttl
+WHERE tenant_id = %(tenant)s AND key = %(key)s AND run_id = %(run)s AND ended_at IS NULL AND expires_at > ecluse_now()
+  AND NOT EXISTS (SELECT 1 FROM replicas r WHERE r.id = l.replica_id AND r.state = 'dead')
+RETURNING {COLUMNS}
+"""  # noqa: S608 - our own names
 # If retention has deleted the last row of a key, its fence numbers continue above all deleted ones.
 FORMER = "coalesce(last.fence, (SELECT highest FROM pruned WHERE kind = 'leases'), 0)"
 TAKE = f"""
@@ -140,6 +147,9 @@ async def acquire(
     Raise RunEnded if that run is not open. Part of the caller's transaction, if there is one, so that a run and its
     lease may be one commit."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
+    # The usual case of a run with several items. The run need not be locked: its end ends its leases.
+    if run_id is not None and ttl is not None and (row := await fetch_row(connection, KEEP, given)) is not None:
+        return Lease(*row)
     async with connection.transaction():
         if run_id is not None and await fetch_row(connection, OPEN_RUN, given) is None:
             raise RunEnded

@@ -15,45 +15,17 @@ from ecluse.vendors.registers import Facts, Source
 
 IDENTITY = (Source.SEARCH, Source.INPI, Source.RCS)
 LEGAL = (Source.INPI, Source.RCS, Source.SEARCH)
+IDENTITY_FIELDS = """
+legal_name acronym trade_name state creation_date closing_date activity_code category headcount_range vat_numbers
+diffusion head_office establishments_count open_establishments_count establishments
+"""
+LEGAL_FIELDS = """
+legal_form_code legal_form registration_date deregistration_date end_date capital_amount capital_currency
+capital_variable fiscal_year_end duration_years court observations directors
+"""
 FIELDS: Mapping[str, tuple[Source, ...]] = {
-    **dict.fromkeys(
-        (
-            "legal_name",
-            "acronym",
-            "trade_name",
-            "state",
-            "creation_date",
-            "closing_date",
-            "activity_code",
-            "category",
-            "headcount_range",
-            "vat_numbers",
-            "diffusion",
-            "head_office",
-            "establishments_count",
-            "open_establishments_count",
-            "establishments",
-        ),
-        IDENTITY,
-    ),
-    **dict.fromkeys(
-        (
-            "legal_form_code",
-            "legal_form",
-            "registration_date",
-            "deregistration_date",
-            "end_date",
-            "capital_amount",
-            "capital_currency",
-            "capital_variable",
-            "fiscal_year_end",
-            "duration_years",
-            "court",
-            "observations",
-            "directors",
-        ),
-        LEGAL,
-    ),
+    **dict.fromkeys(IDENTITY_FIELDS.split(), IDENTITY),
+    **dict.fromkeys(LEGAL_FIELDS.split(), LEGAL),
 }
 OPEN_DIFFUSION = "O"
 Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}

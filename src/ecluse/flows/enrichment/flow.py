@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from structlog.contextvars import bound_contextvars
 
 from ecluse.access.refusals import SYSTEM
 from ecluse.base.clock import Clock
@@ -65,11 +66,11 @@ HAVING NOT bool_or(coalesce(facts ->> 'legal_name', '') <> '')
 
 
 class Job(BaseModel):
-    """Input of a run: which company, why, and the sources to ask."""
+    """Input of a run: which company, why, and the sources to ask. Log lines have the fields of the same name."""
 
     model_config = ConfigDict(extra="forbid")
 
-    siren: str
+    company_siren: str
     trigger: str
     request_id: int | None = None
     asked: list[str]
@@ -118,11 +119,12 @@ class Enrichment:
                 "tenant_id": run.tenant_id,
                 "correlation_id": run.correlation_id or run.event_key,
                 **{name: value for name, value in run.input.items() if name != "recipient"},
+                "siren": run.input["company_siren"],
             }
             for run in runs
         ]
         await records.put_jobs(connection, rows)
-        first = [(run, [NewItem(run.input["siren"], payload=dict(run.input))]) for run in runs]
+        first = [(run, [NewItem(run.input["company_siren"], payload=about(run.input, Source.SEARCH))]) for run in runs]
         await open_stage(connection, self.stages[Source.SEARCH], first, select=True)
 
     async def _ended(self, source: Source, connection: Connection, ends: Sequence[ItemEnd]) -> None:
@@ -151,7 +153,7 @@ class Enrichment:
             after = [one for one in Source if one in run.input["asked"]]
             left = after[after.index(source) + 1 :]
             if left:  # it only prepares: the outcome of the company is that of the required source
-                item = NewItem(end.item.key, "", end.item.payload)
+                item = NewItem(end.item.key, "", about(run.input, left[0]))
                 following.setdefault(left[0], []).append((run, [item]))
             else:
                 last.append(run)
@@ -174,8 +176,18 @@ class Enrichment:
         )
 
 
+def about(job: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Return the payload of the item with which a job asks a source."""
+    return {**job, "source_api": str(source)}
+
+
 async def ask(source: Source, context: WorkContext, item: Item) -> Result:
     """Ask one register for the company of a job, under the job's lock. The work of its stage."""
+    with bound_contextvars(**item.log_fields):
+        return await _ask(source, context, item)
+
+
+async def _ask(source: Source, context: WorkContext, item: Item) -> Result:
     siren = item.key
     try:
         async with context.database() as connection, connection.transaction():
@@ -212,7 +224,8 @@ def result_of(source: Source, end: ItemEnd) -> Fetched:
 
 
 def run_of(item: Item) -> Run:
-    return Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)
+    job = {name: value for name, value in item.payload.items() if name != "source_api"}
+    return Run(item.run_id, item.tenant_id, item.flow, item.event_key, job, item.correlation_id)
 
 
 async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
@@ -221,7 +234,7 @@ async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
     for run_id in await fetch_column(connection, NAMELESS, (list(by_id),)) if runs else ():
         run = by_id[run_id]
         why = "no register gave the legal name of the company"
-        settled = Settled(run.input["siren"], "failed", ErrorCode.CORE_IDENTITY_MISSING, why)
+        settled = Settled(run.input["company_siren"], "failed", ErrorCode.CORE_IDENTITY_MISSING, why)
         await settle_targets(connection, run, [settled])
 
 

@@ -14,13 +14,19 @@ from ecluse.flows.enrichment.rules import Known
 from ecluse.flows.enrichment.states import Fetched, Status, Trigger, check_move
 from ecluse.vendors.registers import Source
 
-PUT_COMPANY = """
-INSERT INTO companies (siren, enrichment_status, created_at, status_at)
-VALUES (%s, 'PENDING', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING
-"""
-KNOWN = """
-SELECT c.enrichment_status, c.updated_at, c.job_ended_at, c.relaunchable, j.run_id, ecluse_now()
-FROM companies c LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL WHERE c.siren = %s
+# Inserts the company if it is new. An open job that is locked stays open until the transaction ends; one that is seen
+# and not locked has just ended, and what this statement says of the company is older than that.
+LOOK = """
+WITH new AS (
+    INSERT INTO companies (siren, enrichment_status, created_at, status_at)
+    VALUES (%(siren)s, 'PENDING', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING),
+locked AS MATERIALIZED (
+    SELECT r.id FROM enrichment_jobs j JOIN runs r ON r.id = j.run_id
+    WHERE j.siren = %(siren)s AND j.ended_at IS NULL AND r.ended_at IS NULL FOR SHARE OF r)
+SELECT coalesce(c.enrichment_status, 'PENDING'), c.updated_at, c.job_ended_at, coalesce(c.relaunchable, false),
+       j.run_id, l.id IS NOT NULL, ecluse_now()
+FROM (SELECT %(siren)s::text AS siren) AS s LEFT JOIN companies c ON c.siren = s.siren
+LEFT JOIN enrichment_jobs j ON j.siren = s.siren AND j.ended_at IS NULL LEFT JOIN locked l ON l.id = j.run_id
 """
 PUT_JOBS = """
 INSERT INTO enrichment_jobs (run_id, tenant_id, siren, trigger, request_id, correlation_id, idempotency_key, status,
@@ -39,15 +45,15 @@ WHERE siren IN (
       AND updated_at <= ecluse_now() - %(fresh)s::interval AND (%(siren)s::text IS NULL OR siren = %(siren)s)
     ORDER BY siren LIMIT %(most)s FOR NO KEY UPDATE)
 """
-BEGIN_JOB = """
+BEGIN_CALL = """
+WITH source AS (
+    INSERT INTO enrichment_sources (run_id, source_api, started_at) VALUES (%(run)s, %(source)s, ecluse_now())
+    ON CONFLICT DO NOTHING)
 UPDATE enrichment_jobs SET status = 'RUNNING', attempt = %(attempt)s, started_at = coalesce(started_at, ecluse_now())
 WHERE run_id = %(run)s AND ended_at IS NULL AND attempt < %(attempt)s RETURNING trigger
 """
 LOCK_COMPANY = "SELECT enrichment_status FROM companies WHERE siren = %s FOR NO KEY UPDATE"
 SET_RUNNING = "UPDATE companies SET enrichment_status = 'RUNNING', status_at = ecluse_now() WHERE siren = %s"
-BEGIN_SOURCE = """
-INSERT INTO enrichment_sources (run_id, source_api, started_at) VALUES (%s, %s, ecluse_now()) ON CONFLICT DO NOTHING
-"""
 END_SOURCES = """
 INSERT INTO enrichment_sources AS s
     (run_id, source_api, started_at, ended_at, status, http_status, error_code, message, executions, facts)
@@ -134,17 +140,20 @@ class JobRow(NamedTuple):
     asked: list[str]
 
 
-async def put_company(connection: Connection, siren: str) -> None:
-    """Insert the company as PENDING, if it is not known."""
-    await connection.execute(PUT_COMPANY, (siren,))
+class Looked(NamedTuple):
+    """A company as a trigger finds it; `job`: its open job; `locked`: that cannot end before the transaction does."""
+
+    known: Known
+    job: int | None
+    locked: bool
+    now: datetime
 
 
-async def known(connection: Connection, siren: str) -> tuple[Known, int | None, datetime]:
-    """Return what is known of a company, its open job, and the present instant."""
-    row = await fetch_row(connection, KNOWN, (siren,))
-    assert row is not None  # noqa: S101 - `put_company` came first
-    status, updated_at, ended_at, relaunchable, job, now = row
-    return Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, now
+async def look(connection: Connection, siren: str) -> Looked:
+    """Return what is known of a company, which is inserted if it is new, and lock its open job."""
+    (row,) = await fetch_rows(connection, LOOK, {"siren": siren})
+    status, updated_at, ended_at, relaunchable, job, locked, now = row
+    return Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
 
 
 async def mark_stale(connection: Connection, fresh: timedelta, siren: str | None = None, most: int = 500) -> None:
@@ -161,7 +170,8 @@ async def put_jobs(connection: Connection, rows: Sequence[Row]) -> None:
 async def begin_call(connection: Connection, run_id: int, siren: str, source: Source, attempt: int) -> bool:
     """Record that a job asks a source under its lock of this `attempt`; return whether that attempt is new. The company
     of a new job is RUNNING from here on."""
-    row = await fetch_row(connection, BEGIN_JOB, {"run": run_id, "attempt": attempt})
+    given = {"run": run_id, "attempt": attempt, "source": source}
+    row = await fetch_row(connection, BEGIN_CALL, given)
     if row is not None:
         (status,) = await fetch_row(connection, LOCK_COMPANY, (siren,)) or (None,)
         before = Status(status)
@@ -169,7 +179,6 @@ async def begin_call(connection: Connection, run_id: int, siren: str, source: So
             trigger = Trigger(row[0]) if row[0] in list(Trigger) else None
             check_move(siren, before, Status.RUNNING, trigger)
             await connection.execute(SET_RUNNING, (siren,))
-    await connection.execute(BEGIN_SOURCE, (run_id, source))
     return row is not None
 
 

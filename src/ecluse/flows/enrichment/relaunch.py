@@ -37,5 +37,5 @@ async def _relaunch(connection: Connection, flow: Flow, config: Config, event: P
     row = await fetch_row(connection, WANTED, {"tenant": event.tenant_id, "siren": siren, "key": key})
     if row is not None:
         request_id, siret = row
-        asked = requests.Asked(event.tenant_id, siren, Trigger.MANUAL, request_id, event.correlation_id, siret, key=key)
+        asked = requests.Asked(event.tenant_id, siren, Trigger.MANUAL, event.correlation_id, request_id, siret, key)
         await requests.launch(connection, flow, config, asked)

@@ -13,7 +13,7 @@ from ecluse.access.changes import record
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
-from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, reads_of
+from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, reads_of, writes_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import read_published
@@ -161,7 +161,7 @@ async def _waited(asked: Asked, answer: Row) -> Row:
     await asked.kit.wait_for_run(int(answer["job_id"]), _config(asked).sync_wait)
 
     async def shown(connection: Connection) -> Row:
-        return await requests.show(connection, _config(asked), asked.tenant, int(answer["id"]))
+        return (await requests.show(connection, _config(asked), asked.tenant, int(answer["id"]))).row
 
     return _shown(await reads_of(asked.request)(shown)) | {"cached": False}
 
@@ -182,10 +182,11 @@ async def create_request(act: Act, body: NewRequest) -> Row:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them for at most 1.2 s: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
-    created = await requests.create(act.connection, act.tenant, siren, siret, act.request_id, act.caller.name)
-    launched = await _launch(act, created, siren, siret, Trigger.CREATED)
-    row = await requests.show(act.connection, _config(act), act.tenant, created)
-    return _shown(row) | {"cached": launched.cached}
+    config, flow = _config(act), act.kit.flow(rules.FLOW)
+    about = _about(act, 0, siren, siret, Trigger.CREATED)
+    created, launched = await requests.create(act.connection, flow, config, about, act.caller.name)
+    shown = await requests.show(act.connection, config, act.tenant, created)
+    return _shown(shown.row) | {"cached": launched.cached}
 
 
 @surface.read(ONE, needs=READ, answer=RequestShown, command=Command("requests show"))
@@ -193,13 +194,12 @@ async def show_request(look: Look, request_id: RequestNumber) -> Row:
     """Show a request with the card of its company. If the data are missing or stale, they are answered as they are, and
     a job is started."""
     config = _config(look)
-    row = await requests.show(look.connection, config, look.tenant, request_id)
-    if await requests.is_wanting(look.connection, config, row):
-        siren, siret = row["company_siren"], row["company_siret"]
-        async with look.kit.pool.connection() as connection, connection.transaction():
-            await _launch(look, request_id, siren, siret, Trigger.OPENED, connection)
-            row = await requests.show(connection, config, look.tenant, request_id)
-    return _shown(row)
+    shown = await requests.show(look.connection, config, look.tenant, request_id)
+    if shown.wanting:
+        async with writes_of(look.request).connection(look.tenant) as connection, connection.transaction():
+            await _launch(look, connection, shown.row, Trigger.OPENED)
+            shown = await requests.show(connection, config, look.tenant, request_id)
+    return _shown(shown.row)
 
 
 @surface.operation(
@@ -215,8 +215,8 @@ async def show_request(look: Look, request_id: RequestNumber) -> Row:
 )
 async def refresh_company(act: Act, request_id: RequestNumber) -> Row:
     """Ask the registers again for the company of a request, however fresh its data are; or join the job that does."""
-    row = await requests.show(act.connection, _config(act), act.tenant, request_id)
-    launched = await _launch(act, request_id, row["company_siren"], row["company_siret"], Trigger.MANUAL)
+    row, *_ = await requests.show(act.connection, _config(act), act.tenant, request_id)
+    launched = await _launch(act, act.connection, row, Trigger.MANUAL)
     return {
         "request_id": str(request_id),
         "job_id": str(launched.job_id),
@@ -287,11 +287,12 @@ def _shown(row: Row) -> Row:
     return {**row, "id": str(row["id"]), "job_id": None if job is None else str(job)}
 
 
-async def _launch(
-    asked: Look, request_id: int, siren: str, siret: str | None, trigger: Trigger, connection: Connection | None = None
-) -> Launched:
-    about = requests.Asked(
-        asked.tenant, siren, trigger, request_id, asked.request_id, siret, key=f"{trigger}:{asked.request_id}"
-    )
-    flow = asked.kit.flow(rules.FLOW)
-    return await requests.launch(connection or asked.connection, flow, _config(asked), about)
+def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> requests.Asked:
+    key = f"{trigger}:{asked.request_id}"
+    return requests.Asked(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
+
+
+async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:
+    """Trigger a job by a request that exists."""
+    about = _about(asked, row["id"], row["company_siren"], row["company_siret"], trigger)
+    return await requests.launch(connection, asked.kit.flow(rules.FLOW), _config(asked), about)

@@ -51,14 +51,15 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
         status, updated_at, ended_at, relaunchable = known
         if not rules.is_due(rules.Known(Status(status), updated_at, ended_at, relaunchable), limits, now):
             continue
-        asked = Asked(tenant, siren, Trigger.OPENED, request, correlation)
+        asked = Asked(tenant, siren, Trigger.OPENED, correlation, request)
         try:
             async with connection.transaction():
                 job = await start(connection, flow, config, asked, now, SWEEP)
                 await connection.execute("UPDATE requests SET job_id = %s WHERE id = %s", (job, request))
         except Taken:  # by a request, or by the sweep of another replica
             continue
-        log.info("enrichment: relaunched", tenant_id=tenant, company_siren=siren, job_id=str(job), status=status)
+        ids = {"tenant_id": tenant, "correlation_id": correlation, "company_siren": siren, "request_id": str(request)}
+        log.info("enrichment: relaunched", area="ENRICHMENT", job_id=str(job), status=status, **ids)
     if config.keep is not None:
         await _forget(connection, config)
 

@@ -8,7 +8,7 @@ from alembic import op
 from ecluse.migrations.online import build_indexes
 
 revision = "0040"
-down_revision = "0041"
+down_revision = "0039"
 
 INDEXES = {"rule_history_of_runs": "rule_history (rule_run_id, id) WHERE rule_target_id IS NULL"}
 PAGES = """

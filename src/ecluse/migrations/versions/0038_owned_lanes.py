@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0041"
+revision = "0038"
 down_revision = "0037"
 
 OWNED = """

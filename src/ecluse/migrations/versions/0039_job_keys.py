@@ -8,8 +8,8 @@ from alembic import op
 
 from ecluse.migrations.online import build_indexes, validate
 
-revision = "0038"
-down_revision = "0041"
+revision = "0039"
+down_revision = "0038"
 
 INDEXES = {
     "job_runs_attempts": "UNIQUE job_runs (job_id, attempt)",
