@@ -71,7 +71,7 @@ async def show_requests(request: Request, wanted: WantedRequests) -> Response:
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
 async def follow_requests(request: Request, wanted: WantedRequests) -> Response:
     return live.stream(
-        request, READ, LIST, lambda: _requests(request, wanted), lambda message: live.said(message, "runId") is not None
+        request, READ, LIST, lambda: _requests(request, wanted), lambda message: live.said(message, "job_id") is not None
     )
 
 
@@ -104,7 +104,7 @@ async def follow_one(request: Request, request_id: str) -> Response:
         READ,
         ONE,
         lambda: _company(request, wanted),
-        lambda message: live.said(message, "runId") == str(job),
+        lambda message: live.said(message, "job_id") == str(job),
     )
 
 
