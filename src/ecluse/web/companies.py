@@ -71,7 +71,11 @@ async def show_requests(request: Request, wanted: WantedRequests) -> Response:
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
 async def follow_requests(request: Request, wanted: WantedRequests) -> Response:
     return live.stream(
-        request, READ, LIST, lambda: _requests(request, wanted), lambda message: live.said(message, "job_id") is not None
+        request,
+        READ,
+        LIST,
+        lambda: _requests(request, wanted),
+        lambda message: live.said(message, "job_id") is not None,
     )
 
 

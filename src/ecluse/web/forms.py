@@ -4,6 +4,7 @@ a token that makes a double submit act once, and a digest of the record that it 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import secrets
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
 from ecluse.access.door import caller_of, check_storable, needs
-from ecluse.access.envelope import status_of
+from ecluse.access.envelope import Refused, status_of
 from ecluse.access.surface import Declared
 from ecluse.access.wire import kit_of, reads_of
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
@@ -35,6 +36,7 @@ LOOK = "_look"  # the button that asks for another preview
 STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
 USED = "SELECT 1 FROM idempotency_keys WHERE tenant_id = %s AND key = %s AND answer IS NOT NULL"
 KEY = b"idempotency-key"
+FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it looks
 ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
@@ -95,12 +97,24 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     except ValidationError as error:
         return _form(request, asked, given, 422, _at_fields(error))
     try:
-        answer = await declared.call(keyed, **values, **body)
+        answer = await _called(declared, keyed, **values, **body)
     except EcluseError as error:
         if (status := status_of(error)) is None or status in (401, 403, 404):
             raise
         return _form(request, asked, given, status, _at_field(asked, error.message))
     return _done(request, name, declared, values, given, answer)
+
+
+async def _called(declared: Declared, keyed: Request, **given: Any) -> Response:
+    """Call the operation. A form that was submitted twice waits for its first submission, and has its answer."""
+    for _ in range(int(FIRST_SECONDS / LOOK_SECONDS)):
+        try:
+            return await declared.call(keyed, **given)
+        except Refused as error:
+            if error.code != "IN_PROGRESS":
+                raise
+        await asyncio.sleep(LOOK_SECONDS)
+    return await declared.call(keyed, **given)
 
 
 def _done(
