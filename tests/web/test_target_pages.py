@@ -125,7 +125,7 @@ def test_lanes_are_listed_with_what_stops_them(reader, pages_dsn, fill):
     fill("INSERT INTO lanes (name, trips, failing_since, last_failure) VALUES ('down', 1, '2026-03-02Z', 'no answer')")
     shown = reader.shown("/ui/lanes")
     assert "busy one paused by ann, since 2026-03-02 10:00:00 : invoice 4711 0 0 5 in flight, 30 per minute" in shown
-    assert "down down since 2026-03-02 00:00:00 , tried again with the next call: no answer" in shown
+    assert "down down since 2026-03-02 00:00:00 , next try with the next call: no answer" in shown
     admin = reader.with_key(new_key(pages_dsn, "admin")).get("/ui/lanes").body.decode()
     assert "/ui/do/resume_lane_now/busy%20one?back=%2Fui%2Flanes" in admin
     assert "/ui/do/pause_lane_now/down?back" in admin

@@ -62,6 +62,8 @@ def test_which_of_them_cannot_succeed_is_told_by_cause():
             {"error_code": "BUSY", "count": 1, "target": "1", "error": "it failed", "cannot_succeed": 0},
         ],
         "causes": [{"error_code": "NO_URL", "count": 2, "target": "2", "error": "2: NO_URL"}],
+        "succeeded_since": 0,
+        "succeeded_in": [],
     }
     both = overview(SOME, Choice("all"))
     assert (sum(group["count"] for group in both["groups"]), both["cannot_succeed"]) == (5, 3)
