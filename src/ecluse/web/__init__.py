@@ -24,7 +24,7 @@ from ecluse.web import (
     shops,
     targets,
 )
-from ecluse.web.live import Pace
+from ecluse.web.live import Pace, RenderingTurns
 
 # In this order: the last one has a route that matches every remaining path.
 PARTS = (
@@ -36,6 +36,6 @@ PARTS = (
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
     """Add the routes of the pages to the application. `others`: routes of other packages, added before them, because
     the last page matches every remaining path."""
-    app.state.page_pace = Pace()
+    app.state.page_pace, app.state.page_turns = Pace(), RenderingTurns()
     for routes in (*others, *(part.routes for part in PARTS)):
         app.router.routes += routes.routes

@@ -7,9 +7,12 @@ A stream ends with its page, so that pages that are not open cause no queries. T
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import psycopg
 import structlog
@@ -43,6 +46,23 @@ class Pace(NamedTuple):
     least: float = 1.0
     tick: float = 2.0
     quiet: float = 10.0
+
+
+class RenderingTurns:
+    """One rendering at a time, of the tenants in turn, each followed by a pause of the same length: open pages, however
+    many, use at most half of the event loop."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Lock()
+        self._of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, tenant: str) -> AsyncGenerator[None]:
+        own = self._of.get(tenant) or self._of.setdefault(tenant, asyncio.Lock())
+        async with own, self._all:
+            began = time.monotonic()
+            yield
+            await asyncio.sleep(time.monotonic() - began)
 
 
 class Page(NamedTuple):
@@ -99,12 +119,15 @@ async def _renderings(
     listener: Listener,
 ) -> AsyncGenerator[bytes]:
     pace: Pace = request.app.state.page_pace
+    turns: RenderingTurns = request.app.state.page_turns
     sent: dict[str, Markup] = {}
     spoke_at = time.monotonic()
     while listener.leave is None:
         await admitted(request, permission)
         shown = await look()
-        at, regions = time.monotonic(), page.regions(request, streamed=True, **shown)
+        at = time.monotonic()
+        async with turns.taken(request.state.caller.tenant):
+            regions = page.regions(request, streamed=True, **shown)
         changed = {name: html for name, html in regions.items() if sent.get(name) != html}
         sent = regions
         if shown["over"]:
