@@ -49,6 +49,7 @@ def test_a_newcomer_gets_what_the_page_shows(open_folder: Path) -> None:
     port, vendors = free_port(), free_port()
     script = commands().replace("8089", str(vendors)).replace("8080", str(port))
     script = script.replace("ecluse serve 2> serve.log &", f"ecluse serve 2> serve.log &\n{UNTIL_SERVED}")
+    script = script.replace("curl -sN -m 5 ", "curl -sN -m 10 ")  # beside other tests a run takes longer
     # The id of the second run is that of the answer, as a reader would type it.
     script = re.sub(r"(api \S+/api/automation/trigger .*)", r"\1 | tee trigger.json", script)
     script = script.replace("RUN=25", "RUN=$(grep -o '[0-9]*' trigger.json | head -1)")
