@@ -62,8 +62,8 @@ debian = @missing=$$(PATH="$$PATH:/usr/sbin"; for one in $(1); do command -v $${
 	echo "Some tests need" $$missing "and will fail without. As root: apt-get install --no-install-recommends" $$missing >&2
 
 # The pages are tested in Chromium, and an unmodified pusher-js in node.
-browser: ## Debian's chromium and nodejs for the tests, installed when they are missing and we are root
-	$(call debian,chromium:chromium node:nodejs)
+browser: ## Debian's Chromium (headless) and nodejs for the tests, installed when they are missing and we are root
+	$(call debian,chromium-headless-shell:chromium-headless-shell node:nodejs)
 
 pooler: ## Debian's pgbouncer, the same way
 	$(call debian,pgbouncer:pgbouncer)
