@@ -3,6 +3,7 @@ per test: real databases, cheap."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -39,10 +40,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
+gc.disable()  # while all tests are imported: nothing of it is garbage
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that at the end no worker waits for one of them."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

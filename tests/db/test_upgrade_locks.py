@@ -12,7 +12,7 @@ import sqlalchemy
 from alembic import command
 from alembic.script import ScriptDirectory
 
-from ecluse.migrations import runner
+from ecluse.migrations import revisions, runner
 
 OLD = "0001"
 HOT = ("items", "outcomes", "runs", "claims", "attempts", "run_log")
@@ -42,7 +42,7 @@ FILES = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname =
 def upgrade_to(dsn: str, revision: str) -> None:
     engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
     with engine.connect() as connection:
-        command.upgrade(runner._config(connection), revision)
+        command.upgrade(revisions.config_for(connection), revision)
         connection.commit()
     engine.dispose()
 
@@ -102,7 +102,7 @@ def test_an_upgrade_that_waits_for_a_lock_lets_others_pass(empty_dsn):
         worker.start()
         upgrade = threads.submit(runner.upgrade, empty_dsn)
         with pytest.raises(TimeoutError):
-            upgrade.result(timeout=3 * runner.LOCK_SECONDS)
+            upgrade.result(timeout=3 * revisions.LOCK_SECONDS)
         busy.rollback()
         upgrade.result(timeout=60)
     worker.over.set()
@@ -111,7 +111,7 @@ def test_an_upgrade_that_waits_for_a_lock_lets_others_pass(empty_dsn):
 
 
 def test_an_index_whose_build_was_interrupted_is_built_again(empty_dsn):
-    scripts = ScriptDirectory.from_config(runner._config(None)).walk_revisions()
+    scripts = ScriptDirectory.from_config(revisions.config_for(None)).walk_revisions()
     (builds,) = [one for one in scripts if "runs_of_tenant" in getattr(one.module, "INDEXES", ())]
     upgrade_to(empty_dsn, builds.down_revision)
     with psycopg.connect(empty_dsn, autocommit=True) as connection:

@@ -22,11 +22,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse.db import embedded
 from ecluse.db.connect import normalise
-from ecluse.migrations import runner
+from ecluse.migrations.runner import newest_revision
 
 OWNER_URL = "ECLUSE_TEST_OWNER_URL"
 STRATEGIES_SINCE = 150_000  # before, CREATE DATABASE always copies files
-HEAD = max(file.name[:4] for file in (Path(runner.__file__).parent / "versions").glob("0*.py"))
+HEAD = newest_revision()
 
 
 @dataclass(frozen=True)

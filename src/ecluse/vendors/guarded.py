@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -84,6 +84,15 @@ class Reply:
         return refusal(self.subject, self.status, self.headers, self.body, now)
 
 
+@cache  # the check of 65,535 ports takes milliseconds, and a server has many clients
+def _policies(networks: tuple[IPv4Network | IPv6Network, ...]) -> tuple[Policy, Policy]:
+    """Return the policies for any network and for the allowed ones, of which any port may be reached."""
+    return (
+        Policy(allowed_networks=networks, allowed_ports=PORTS, denied_networks=DENIED),
+        Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE),
+    )
+
+
 class GuardedHttp:
     """Guarded HTTP client. May be created outside an event loop; bound to the loop of its first call. Each call is one
     request (and its redirects), without retry. `allowed_networks` are private networks that may be reached; deadlines
@@ -99,10 +108,9 @@ class GuardedHttp:
     ) -> None:
         try:
             networks = tuple(ip_network(network) for network in allowed_networks)
-            self._public = Policy(allowed_networks=networks, allowed_ports=PORTS, denied_networks=DENIED)
+            self._public, self._own = _policies(networks)
         except ValueError as exc:
             raise SetUpError(f"ECLUSE_ALLOWED_NETWORKS: {exc}") from exc
-        self._own = Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE)
         self._deadline = deadline
         self._connect_deadline = connect_deadline
         self._connections = connections
