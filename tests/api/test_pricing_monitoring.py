@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ecluse.bootstrap.box import load_flows
 from ecluse.flows.pricing.alerts import ALERTS
-from ecluse.flows.pricing.monitoring import AlertRow, MetricList
+from ecluse.flows.pricing.monitoring import MetricList, PricingAlertRow
+from ecluse.settings import Settings
 from tests.support.api_server import add_tenant, new_key
 from tests.support.metrics import scrape
 from tests.support.pricing_rows import PROJECT
@@ -16,8 +18,8 @@ from tools.prometheus_rules import page
 
 RULES = Path(__file__).resolve().parents[2] / "docs" / "prometheus-rules.yml"
 ALERT = """
-INSERT INTO pricing_alerts (tenant_id, project_id, alert, severity, summary, action, raised_at, cleared_at)
-VALUES (%s, %s, 'DLQ Backlog', 'warning', '51 dead letters', 'Retry', ecluse_now(), %s)
+INSERT INTO alerts (flow, tenant_id, record_id, measure, alert, severity, summary, action, raised_at, cleared_at)
+VALUES ('pricing', %s, %s, 'dead letters', 'DLQ Backlog', 'warning', '51 dead letters', 'Retry', ecluse_now(), %s)
 """
 NAMES = (
     "rules.apply.count",
@@ -58,7 +60,7 @@ def test_alerts_are_listed_open_or_cleared_of_the_own_tenant_only(api, dsn, quer
     query(ALERT, "default", project, None)
     query(ALERT, "default", project, "9999-01-01T00:00:00Z")
     every = api.get("/api/pricing/alerts").json["alerts"]
-    assert [AlertRow.model_validate(one).cleared_at is None for one in every] == [False, True]
+    assert [PricingAlertRow.model_validate(one).cleared_at is None for one in every] == [False, True]
     assert api.get("/api/pricing/alerts?open=true").json["alerts"] == every[1:]
     assert api.get("/api/pricing/alerts?severity=critical").json["alerts"] == []
     assert api.with_key(new_key(dsn, tenant="rival")).get("/api/pricing/alerts").json["alerts"] == []
@@ -66,14 +68,15 @@ def test_alerts_are_listed_open_or_cleared_of_the_own_tenant_only(api, dsn, quer
 
 @pytest.mark.req("PRC-67", "PRC-68", "PRC-69", "PRC-70", "PRC-71")
 def test_the_rules_for_prometheus_are_the_table_of_alerts():
-    assert RULES.read_text() == page()
-    (group,) = yaml.safe_load(page())["groups"]
-    assert [rule["alert"] for rule in group["rules"]] == [one.name for one in ALERTS]
-    for rule, alert in zip(group["rules"], ALERTS, strict=True):
-        assert rule["expr"].startswith(alert.expr)
+    text = page(load_flows(Settings()))
+    assert RULES.read_text() == text
+    (group,) = yaml.safe_load(text)["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [one.name for one in ALERTS.table]
+    for rule, alert in zip(group["rules"], ALERTS.table, strict=True):
+        assert rule["expr"].startswith(f"{alert.measure.expr} {'<' if alert.measure.below else '>'} {alert.limit}")
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["labels"]["severity"] == alert.severity
     exprs = {rule["alert"]: rule["expr"].partition(" unless ")[2] for rule in group["rules"]}
     pairs = {name: other for name, other in exprs.items() if other}
     assert set(pairs) == {"Low Success Rate", "DLQ Backlog"}
-    assert pairs["DLQ Backlog"] == ALERTS[2].expr
+    assert pairs["DLQ Backlog"] == f"{ALERTS.table[2].measure.expr} > 100"

@@ -17,6 +17,7 @@ from tests.support.servers import HEAD
 
 TABLES = {
     "alembic_version",
+    "alerts",
     "api_keys",
     "attempts",
     "audit_config_versions",
@@ -45,7 +46,6 @@ TABLES = {
     "notification_endpoints",
     "outcomes",
     "paid_calls",
-    "pricing_alerts",
     "pricing_counters",
     "companies",
     "company_snapshots",

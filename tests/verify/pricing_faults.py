@@ -37,15 +37,8 @@ def with_the_key_of_another(prices: dict[str, str]) -> Plant:
     return plant
 
 
-def alerts(*names: str) -> Plant:
-    def plant(world: World) -> None:
-        for name in names:
-            world.sql("INSERT INTO pricing_alerts (tenant_id, project_id, alert, severity, summary, action, raised_at)"
-                      " VALUES ('t', 1, %s, 'critical', 's', 'a', now())", name)  # fmt: skip
-
-    return plant
-
-
+ALERT = """INSERT INTO alerts (flow, tenant_id, record_id, measure, alert, severity, summary, action, raised_at)
+VALUES ('pricing', 't', '1', 'dead letters', 'DLQ Critical', 'critical', 's', 'a', now())"""
 FAULTS = [
     Fault("I-23", "a run applied with failed targets", "APPLIED, but its targets are: 1 APPLIED, 1 FAILED",
           sql("UPDATE rule_runs SET status = 'APPLIED'")),
@@ -80,9 +73,7 @@ FAULTS = [
               " WHERE status = 'APPLIED'")),
     Fault("I-23", "a write outside the plan", "which the plan does not",
           sql("UPDATE rule_targets SET after_amount = 1 WHERE status = 'APPLIED'")),
-    Fault("I-23", "an alert without an event", "raised, but without an event", alerts("DLQ Critical")),
-    Fault("I-23", "two alerts of a family", "DLQ Backlog and DLQ Critical are both open",
-          alerts("DLQ Critical", "DLQ Backlog")),
+    Fault("I-09", "an alert without an event", "raised, but without an event", sql(ALERT)),
     Fault("I-14", "faster than the lane of a shop", "2 at once and 2 a second are allowed",
           then(sql(PROJECT), sql("INSERT INTO lanes (name, per_second) VALUES ('shop/t/project-1', 2)"),
                lambda world: [look(world.sandbox.url) for _ in range(20)])),

@@ -60,7 +60,7 @@ TENANT = (
         "t.audit_config_id IN (SELECT c.id FROM audit_configs c WHERE c.tenant_id = %(tenant)s)",
     ),
     Erasure("audit configs", "audit_configs", OF_TENANT),
-    Erasure("pricing alerts", "pricing_alerts", OF_TENANT),
+    Erasure("alerts", "alerts", OF_TENANT),
     Erasure("rule runs", "rule_runs", OF_TENANT),
     Erasure("pricing rules", "pricing_rules", OF_TENANT),
     Erasure("pricing projects", "pricing_projects", OF_TENANT),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from ecluse.flows.enrichment import metrics as enrichment
 from ecluse.flows.jobs import states as jobs
 from ecluse.flows.pricing import metrics as pricing
 from ecluse.insight import run_queries
+from ecluse.insight.samples import Sample
 from ecluse.realtime.hub import Hub
 
 log = structlog.get_logger(__name__)
@@ -41,6 +43,11 @@ KEEP_SECONDS = (2.0, 15.0)  # at least, at most
 KEEP_TIMES = 50
 PATIENCE_SECONDS = 2.0
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 # From the database: the same from every replica.
@@ -84,7 +91,7 @@ class Metrics:
         self._edge = edge
         self._gauges = [*GAUGES, *(Gauge(*one) for one in enrichment.GAUGES), *gauges]
         self._of_flows: dict[str, list[tuple[list[str], float]]] = {}
-        self._of_pricing: list[pricing.Figures] = []
+        self._samples: list[Sample] = []
         self.kit: Kit | None = None
         self.hub: Hub | None = None
         self.pool: Pool | None = None
@@ -125,7 +132,7 @@ class Metrics:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS), self.pool.connection() as connection:
                     self._of_flows = {one.name: await fetch_rows(connection, one.sql) for one in self._gauges}
-                    self._of_pricing = await pricing.read(connection)
+                    self._samples = pricing.samples(await pricing.read(connection))
                     self._shared = await run_queries.vitals(connection)
             except (psycopg.Error, TimeoutError) as error:
                 log.warning("metrics: database unavailable", error=str(error).strip() or "no answer in time")
@@ -148,7 +155,7 @@ class Metrics:
                 for values, value in self._of_flows[gauge.name]:
                     family.add_metric(values, value)
                 yield family
-            yield from pricing_metrics(self._of_pricing)
+            yield from families(self._samples)
         for name, (labels, meaning, counted) in OWN.items():
             counter = CounterMetricFamily(f"ecluse_{name}", meaning, labels=labels)
             for values, count in counted.items():
@@ -177,23 +184,20 @@ class Metrics:
         self._durations.labels(route, method).observe(seconds)
 
 
-def pricing_metrics(figures: Sequence[pricing.Figures]) -> Iterator[Metric]:
-    for metric in pricing.METRICS:
-        name, labels = f"ecluse_{metric.name.replace('.', '_')}", ["tenant", "project", *metric.values[0][0]]
-        if metric.type == "histogram":
-            histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
-            for one in figures:
-                buckets = [*one.up_to.items(), ("+Inf", one.count("runs"))]
-                histogram.add_metric([one.tenant, str(one.project)], buckets, one.count("duration_ms"))
-            yield histogram
-            continue
-        family = (CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily)(
-            name, metric.meaning, labels=labels
-        )
-        for one in figures:
-            for further, value in metric.values:
-                if (found := value(one)) is not None:
-                    family.add_metric([one.tenant, str(one.project), *further.values()], found)
+def families(samples: Sequence[Sample]) -> Iterator[Metric]:
+    """Yield what Prometheus reads of the metrics that flows declare."""
+    by_name = defaultdict[str, list[Sample]](list)
+    for one in samples:
+        by_name[one.metric.name].append(one)
+    for several in by_name.values():
+        metric, labels = several[0].metric, list(several[0].labels)
+        family = FAMILIES[metric.type](f"ecluse_{metric.name.replace('.', '_')}", metric.meaning, labels=labels)
+        for one in several:
+            if isinstance(family, HistogramMetricFamily):
+                buckets = [*(one.buckets or {}).items(), ("+Inf", one.value or 0)]
+                family.add_metric(list(one.labels.values()), buckets, one.sum)
+            elif one.value is not None:
+                family.add_metric(list(one.labels.values()), one.value)
         yield family
 
 

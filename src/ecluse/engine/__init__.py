@@ -16,6 +16,7 @@ from ecluse.engine.lanes.pause import resume as resume_lane
 from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lanes.rows import put_lanes, retire_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
+from ecluse.engine.model.alerts import Alert, Alerts, Measure, Measured
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.breaker import VENDOR_DOWN, Breaker
 from ecluse.engine.model.budget import Charge

@@ -1,5 +1,5 @@
 """I-09, the outbox: the events of a run agree with its row and exist once; every event is published, and those of one
-aggregate in order.
+aggregate in order; every alert has its events.
 
 A run without a `started` event began before the outbox existed: its missing events are no violation.
 """
@@ -73,8 +73,17 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
+# An alert and its events are one transaction. Events older than the oldest one are deleted.
+OF_ALERTS = """
+SELECT 'alert ' || a.id AS subject, format('%s, but without an event', w.what) AS message
+FROM alerts a CROSS JOIN LATERAL (VALUES ('raised', a.raised_at), ('cleared', a.cleared_at)) AS w(what, at)
+LEFT JOIN events_outbox e ON e.tenant_id = a.tenant_id AND e.event_key = format('%s-alert-%s-%s:%s', a.flow, a.id,
+    to_char(a.raised_at AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS"Z"'), w.what)
+WHERE w.at > (SELECT min(occurred_at) FROM events_outbox) AND e.id IS NULL ORDER BY a.id
+"""
+
 STATEMENTS = (
-    *(HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNPUBLISHED),
+    *(HOW_OFTEN, WHAT, NO_SUCH_RUN, ORDER, UNPUBLISHED, OF_ALERTS),
     *(transcriptions.END_PUBLISHED, automation.END_PUBLISHED, enrichment.END_PUBLISHED),
 )
 I_09_OUTBOX = Check("I-09", "SELECT count(*) AS n FROM events_outbox", STATEMENTS)

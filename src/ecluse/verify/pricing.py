@@ -1,6 +1,5 @@
 """I-23, rule runs: their statuses follow the counts of their targets, their sums equal their rows, their histories have
-no gap, every applied target has its write, and no write is sent that the plan does not have. Alerts of their projects
-have their events."""
+no gap, every applied target has its write, and no write is sent that the plan does not have."""
 
 from __future__ import annotations
 
@@ -120,31 +119,9 @@ LEFT JOIN rule_targets t ON t.rule_run_id = x.rule_run_id AND t.id::text = e.key
 WHERE t.id IS NULL OR (e.wanted ->> 'amount')::bigint IS DISTINCT FROM
     CASE e.stage WHEN 'rollback' THEN t.before_amount ELSE t.after_amount END ORDER BY e.id
 """
-# An alert and its events are one transaction. Events older than the oldest one are deleted.
-OF_PROJECT = """(SELECT max(x.run_id) FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
-    WHERE r.project_id = a.project_id) AS run_id"""
-UNHEARD = f"""
-SELECT 'pricing alert ' || a.id AS subject, {OF_PROJECT}, format('%s, but without an event', w.what) AS message
-FROM pricing_alerts a CROSS JOIN LATERAL (VALUES ('raised', a.raised_at), ('cleared', a.cleared_at)) AS w(what, at)
-LEFT JOIN events_outbox e ON e.tenant_id = a.tenant_id AND e.event_key = format('pricing-alert-%s-%s:%s', a.id,
-    to_char(a.raised_at AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS"Z"'), w.what)
-WHERE w.at > (SELECT min(occurred_at) FROM events_outbox) AND e.id IS NULL ORDER BY a.id
-"""  # noqa: S608 - the fragment above
-# Of a family only the most severe alert is open.
-TWO_OPEN = f"""
-SELECT 'pricing project ' || a.project_id AS subject, {OF_PROJECT},
-       string_agg(a.alert, ' and ' ORDER BY a.alert) || ' are both open' AS message
-FROM pricing_alerts a JOIN (VALUES ('rate', 'Critical Success Rate'), ('rate', 'Low Success Rate'),
-    ('dead', 'DLQ Critical'), ('dead', 'DLQ Backlog')) AS f(family, alert) ON f.alert = a.alert
-WHERE a.cleared_at IS NULL GROUP BY a.project_id, f.family HAVING count(*) > 1 ORDER BY a.project_id
-"""  # noqa: S608 - the fragment above
 
 I_23_RULE_RUNS = Check(
     "I-23",
-    "SELECT (SELECT count(*) FROM rule_runs) + (SELECT count(*) FROM rule_targets)"
-    " + (SELECT count(*) FROM pricing_alerts) AS n",
-    (
-        *(STATUS, OPEN, INSTANTS, TARGETS, COUNTS, MISMATCHES, HISTORY, NO_WRITE, FALSE_FAILURE, UNPLANNED),
-        *(UNHEARD, TWO_OPEN),
-    ),
+    "SELECT (SELECT count(*) FROM rule_runs) + (SELECT count(*) FROM rule_targets) AS n",
+    (STATUS, OPEN, INSTANTS, TARGETS, COUNTS, MISMATCHES, HISTORY, NO_WRITE, FALSE_FAILURE, UNPLANNED),
 )

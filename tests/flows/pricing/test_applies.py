@@ -91,6 +91,15 @@ async def test_a_refused_call_is_retried_and_each_attempt_has_its_own_event(prev
     assert set(world.writes().values()) == {1}
 
 
+@pytest.mark.req("PRC-20", "PRC-21")
+async def test_the_reading_after_a_last_send_in_doubt_is_no_retry(previewed, connection):
+    world, run = await previewed(1)
+    world.sandbox.set_faults([{**MUTATIONS, "kind": "reset"}])
+    done = await world.applied(connection, run)
+    assert (done["status"], done["errors"]) == ("FAILED", {"NOT_APPLIED": 10})
+    assert set(world.targets(run, "attempts")) == {(3,)}
+
+
 @pytest.mark.req("PRC-06", "PRC-08", "PRC-21", "PRC-22", "PRC-36", "PRC-44", "PRC-48", "PRC-49", "PRC-59", "PRC-50")
 async def test_after_three_retries_a_target_fails_and_the_next_round_applies_it(previewed, connection, query):
     world, run = await previewed()

@@ -185,7 +185,7 @@ async def test_instants_attempts_and_errors_follow_the_moves(dsn):
         await move_targets(connection, [TargetMove(target, ("QUEUED",))], BY)
         columns = "SELECT status, attempts, round, error_code, error, applied_at IS NOT NULL FROM rule_targets"
         for attempts in (1, 2, 3):
-            retry = TargetMove(target, ("APPLYING", "QUEUED"), "VENDOR_ERROR_503", "unavailable")
+            retry = TargetMove(target, ("APPLYING", "QUEUED"), "VENDOR_ERROR_503", "unavailable", None, attempts)
             await move_targets(connection, [retry], WORKER)
             expected = ("QUEUED", attempts, 0, "VENDOR_ERROR_503", "unavailable", False)
             assert await fetch_row(connection, columns) == expected

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ecluse.base.clock import Clock
-from ecluse.engine.cluster import forced_ends, sweeps
+from ecluse.engine.cluster import alerts, forced_ends, sweeps
 from ecluse.engine.cluster.maintenance import Job
 from ecluse.engine.effects import budgets, probe, spend
 from ecluse.engine.lanes import rows
@@ -62,5 +62,7 @@ def of_worker(
         Job("settling abandoned paid calls", every, spend.settle_abandoned),
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]
-    watched = [flow for flow in flows.values() if flow.watch is not None]
-    return jobs + [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow)) for flow in watched]
+    for flow in flows.values():
+        jobs += [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow))] if flow.watch else []
+        jobs += [Job(f"alerts of {flow.name}", 15.0, partial(alerts.evaluate, flow=flow))] if flow.alerts else []
+    return jobs

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from ecluse.base.clock import Clock
 from ecluse.base.trace import Tracer, named_in
 from ecluse.db.connect import Connection
+from ecluse.engine.model.alerts import Alerts
 from ecluse.engine.model.breaker import Breaker
 from ecluse.engine.model.context import EphemeralEvent, WorkContext
 from ecluse.engine.model.fires import Fire, OnUnfired
@@ -240,6 +241,7 @@ class Flow:
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
     plan: type[BaseModel] | None = None  # what its schedules say beyond when they are due; by default `input`
     plans: Plans | None = None  # where these plans are kept, if not in the input of the runs
+    alerts: Alerts | None = None
     redrive: Redrive | None = None  # how failed targets of a run are repeated; None: they cannot be
 
     @property

@@ -26,6 +26,7 @@ RETURNING {COLUMNS}
 SHOW = f"""
 SELECT {COLUMNS} FROM pricing_projects WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL
 """  # noqa: S608 - our own names
+LANE = "shop/%s/project-%s"  # of tenant and project, also as a format of SQL
 DELETE = """
 UPDATE pricing_projects SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s WHERE id = %s
 """
@@ -38,7 +39,7 @@ def secret_name(project: int) -> str:
 
 def lane_name(tenant: str, project: int) -> str:
     """Return the name of the lane of a project: the limits of a shop are those of its access token."""
-    return f"shop/{tenant}/project-{project}"
+    return LANE % (tenant, project)
 
 
 async def show(connection: Connection, tenant: str, project: int, *, lock: bool = False) -> Row:

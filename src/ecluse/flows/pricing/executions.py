@@ -13,7 +13,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows, fetch_value
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, Start, give_up, start_run, write_events
 from ecluse.flows.pricing import rule_records, runs
-from ecluse.flows.pricing.retries import generate_event_key, rollback_event_key
+from ecluse.flows.pricing.retries import MAX_RETRIES, generate_event_key, rollback_event_key
 from ecluse.flows.pricing.rule_records import TERMS
 from ecluse.flows.pricing.runs import NewRun
 from ecluse.flows.pricing.states import (
@@ -180,11 +180,7 @@ async def applied(connection: Connection, ends: Sequence[ItemEnd]) -> None:
     """Move the targets of executions that have ended; if a run is to be stopped, give up what waits of it. Used as
     `on_end` of the apply stages."""
     following = {"succeeded": APPLIED, "failed": FAILED, "ignored": FAILED, "open": QUEUED}
-    moves = [
-        TargetMove(int(one.item.key), (APPLYING, following[one.status]), one.error_code, one.error, one.retry_at)
-        for one in ends
-    ]
-    await move_targets(connection, moves, WORKER)
+    await move_targets(connection, [_move(one, following[one.status]) for one in ends], WORKER)
     await write_events(connection, [_event(one, following[one.status]) for one in ends])
     reasons = {one.item.run_id: _critical(one) for one in sorted(ends, key=lambda one: bool(_critical(one)))}
     if any(one.status != "succeeded" for one in ends):
@@ -193,6 +189,12 @@ async def applied(connection: Connection, ends: Sequence[ItemEnd]) -> None:
         for run, why in await fetch_rows(connection, STOPPED, (list(reasons),)):
             for stage in APPLY_STAGES:
                 await give_up(connection, [run], stage, NOT_ATTEMPTED, f"Not sent: {why}")
+
+
+def _move(end: ItemEnd, status: str) -> TargetMove:
+    # An item whose last send is in doubt is open once more than it has retries: to read back, and not to send again.
+    attempts = min(end.executions, MAX_RETRIES) if status == QUEUED else None
+    return TargetMove(int(end.item.key), (APPLYING, status), end.error_code, end.error, end.retry_at, attempts)
 
 
 def _critical(one: ItemEnd) -> str | None:

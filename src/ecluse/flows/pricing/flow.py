@@ -15,7 +15,8 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
 from ecluse.flows.connections.projects import lane_name
-from ecluse.flows.pricing import alerts, executions, previews, reconciliations, runs, work
+from ecluse.flows.pricing import executions, previews, reconciliations, runs, work
+from ecluse.flows.pricing.alerts import ALERTS
 from ecluse.flows.pricing.executions import SCHEDULER, targets
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.rules import RecordId
@@ -85,6 +86,7 @@ class Pricing:
             vendors=vendors,
             plan=RuleToRun,
             watch=self._watch,
+            alerts=ALERTS,
             ended=self._ended,
             not_by_hand="Preview a rule with POST /api/pricing/runs, then queue the run.",
         )
@@ -162,7 +164,6 @@ class Pricing:
     async def _watch(self, connection: Connection) -> None:
         await executions.give_up_overdue(connection, self.config.target)
         await reconciliations.start_due(connection, self.flow)
-        await alerts.watch(connection, lambda tenant, project: self.lane(tenant, project).name)
 
     async def _ended(self, connection: Connection, ended: Sequence[Run]) -> Sequence[Event]:
         ids = [run.id for run in ended]

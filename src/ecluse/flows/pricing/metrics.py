@@ -4,19 +4,21 @@ under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from datetime import timedelta
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all
+from ecluse.db.query import Row, fetch_all
+from ecluse.flows.connections.projects import LANE
 from ecluse.flows.pricing.states import NOT_ATTEMPTED
+from ecluse.insight.samples import Metric, Sample
 
 WINDOW = timedelta(hours=24)  # of the success rate
 BURST = timedelta(minutes=5)  # of what counts as recent among refusals with 429
 BUCKETS = (1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000)  # milliseconds
 
+RATE = "Percentage of targets that were applied, of those that were sent."
+COUNTED = dict.fromkeys(("applies", "retries", "throttled", "runs", "duration_ms", *map(str, BUCKETS)), 0)
 UP_TO = ", ".join(f"('{one}', (took.ms <= {one})::int)" for one in BUCKETS)
 # Of executions that are not in the counters yet. A duration is counted by its buckets.
 LIVE = f"""
@@ -51,15 +53,13 @@ counted AS (
         GROUP BY project_id, name) sums
     GROUP BY project_id),
 ended AS (
-    SELECT r.id, r.project_id, r.finished_at, count(*) FILTER (WHERE t.status IN ('APPLIED', 'ROLLED_BACK')) AS applied,
-           count(*) FILTER (WHERE t.status = 'FAILED') AS failed
+    SELECT r.id, r.project_id, r.finished_at, count(*) AS sent, count(*) FILTER (WHERE t.status <> 'FAILED') AS applied
     FROM clock JOIN rule_runs r ON r.finished_at > now - %(window)s JOIN rule_targets t ON t.rule_run_id = r.id
     WHERE t.error_code IS DISTINCT FROM '{NOT_ATTEMPTED}' AND t.status IN ('APPLIED', 'ROLLED_BACK', 'FAILED')
     GROUP BY r.id),
 rates AS (
-    SELECT project_id, sum(applied)::bigint AS applied, sum(failed)::bigint AS failed,
-           (array_agg(applied ORDER BY finished_at DESC, id DESC))[1] AS last_applied,
-           (array_agg(failed ORDER BY finished_at DESC, id DESC))[1] AS last_failed
+    SELECT project_id, (100 * sum(applied) / sum(sent))::float8 AS of_window,
+           (array_agg(100.0 * applied / sent ORDER BY finished_at DESC, id DESC))[1]::float8 AS of_last
     FROM ended GROUP BY project_id),
 dead AS (
     SELECT r.project_id, count(*) FILTER (WHERE t.error_code <> '{NOT_ATTEMPTED}') AS sent,
@@ -71,101 +71,36 @@ refused AS (
     JOIN rule_runs r ON r.id = x.rule_run_id
     JOIN LATERAL (SELECT * FROM rule_refusals g WHERE g.run_id = x.run_id AND g.at > now - %(burst)s) f ON true
     GROUP BY r.project_id)
-SELECT p.tenant_id AS tenant, p.id AS project, p.name, clock.now, coalesce(c.counts, '{{}}') AS counts,
-       coalesce(s.applied, 0) AS applied, coalesce(s.failed, 0) AS failed,
-       coalesce(s.last_applied, 0) AS last_applied, coalesce(s.last_failed, 0) AS last_failed,
-       coalesce(d.sent, 0) AS dead, coalesce(d.unsent, 0) AS never_sent,
-       coalesce(f.times, 0) AS refusals, f.last_at AS refused_at,
+SELECT p.tenant_id AS tenant, p.id AS project, p.name, coalesce(c.counts, '{{}}') AS counts,
+       s.of_window AS success_rate, s.of_last AS last_run_rate, coalesce(d.sent, 0) AS dead,
+       coalesce(d.unsent, 0) AS never_sent, coalesce(f.times, 0) AS refusals, coalesce(l.trips > 0, false) AS lane_is_down,
+       CASE WHEN l.per_second IS NOT NULL AND coalesce(l.slowed_until < f.last_at + %(burst)s, true)
+           THEN f.last_at + %(burst)s - clock.now END AS slow_for,
        EXISTS (SELECT FROM rule_runs o WHERE o.project_id = p.id AND o.status = 'APPLYING') AS applying
 FROM clock CROSS JOIN pricing_projects p LEFT JOIN counted c ON c.project_id = p.id
 LEFT JOIN rates s ON s.project_id = p.id LEFT JOIN dead d ON d.project_id = p.id
-LEFT JOIN refused f ON f.project_id = p.id
+LEFT JOIN refused f ON f.project_id = p.id LEFT JOIN lanes l ON l.name = format(%(lane)s, p.tenant_id, p.id)
 WHERE p.deleted_at IS NULL AND (%(tenant)s::text IS NULL OR p.tenant_id = %(tenant)s)
   AND (%(project)s::bigint IS NULL OR p.id = %(project)s)
 ORDER BY p.id
 """  # noqa: S608 - our own names
 
-
-@dataclass(frozen=True)
-class Figures:
-    """What is known of a project at the instant `now`."""
-
-    tenant: str
-    project: int
-    name: str
-    now: datetime
-    counts: Mapping[str, int] = field(default_factory=dict)  # by the names in LIVE
-    applied: int = 0  # targets of the runs that ended within WINDOW
-    failed: int = 0
-    last_applied: int = 0  # of the last of those runs
-    last_failed: int = 0
-    dead: int = 0  # dead letters that were sent
-    never_sent: int = 0  # and those that were not
-    refusals: int = 0  # calls refused with 429 within BURST
-    refused_at: datetime | None = None
-    applying: bool = False
-
-    def count(self, name: str) -> int:
-        return self.counts.get(name, 0)
-
-    @property
-    def up_to(self) -> Mapping[str, int]:
-        """How many durations were at most as long as each of BUCKETS."""
-        return {str(one): self.count(str(one)) for one in BUCKETS}
-
-    @property
-    def success_rate(self) -> float | None:
-        return percentage(self.applied, self.failed)
-
-    @property
-    def last_run_rate(self) -> float | None:
-        return percentage(self.last_applied, self.last_failed)
-
-
-class Metric(NamedTuple):
-    """A figure under its name; `name` with underscores, after `ecluse_`, is its name in Prometheus."""
-
-    name: str
-    type: Literal["counter", "gauge", "histogram"]
-    meaning: str
-    values: Sequence[tuple[Mapping[str, str], Figure]]  # by further labels
-
-
-Figure = Callable[[Figures], float | None]
 METRICS = (
-    Metric("rules.apply.count", "counter", "Executions of targets.", [({}, lambda one: one.count("applies"))]),
-    Metric(
-        "rules.apply.duration_ms",
-        "histogram",
-        "From the start of an apply to its end.",
-        [({}, lambda one: one.count("runs"))],
-    ),
-    Metric(
-        "rules.apply.success_rate",
-        "gauge",
-        "Percentage of targets that were applied, of those that were sent.",
-        [({"of": "24h"}, lambda one: one.success_rate), ({"of": "last_run"}, lambda one: one.last_run_rate)],
-    ),
-    Metric(
-        "rules.dlq.size",
-        "gauge",
-        "Failed targets.",
-        [({"sent": "true"}, lambda one: one.dead), ({"sent": "false"}, lambda one: one.never_sent)],
-    ),
-    Metric("rules.target.retries", "counter", "Retries of targets.", [({}, lambda one: one.count("retries"))]),
-    Metric("rules.429.count", "counter", "Calls refused with 429.", [({}, lambda one: one.count("throttled"))]),
+    Metric("rules.apply.count", "counter", "Executions of targets.", "applies"),
+    Metric("rules.apply.duration_ms", "histogram", "From the start of an apply to its end.", "runs"),
+    Metric("rules.apply.success_rate", "gauge", RATE, "success_rate", {"of": "24h"}),
+    Metric("rules.apply.success_rate", "gauge", RATE, "last_run_rate", {"of": "last_run"}),
+    Metric("rules.dlq.size", "gauge", "Failed targets.", "dead", {"sent": "true"}),
+    Metric("rules.dlq.size", "gauge", "Failed targets.", "never_sent", {"sent": "false"}),
+    Metric("rules.target.retries", "counter", "Retries of targets.", "retries"),
+    Metric("rules.429.count", "counter", "Calls refused with 429.", "throttled"),
 )
 
 
-def percentage(applied: int, failed: int) -> float | None:
-    """Return the share of applied targets in percent; None without any target."""
-    return 100 * applied / (applied + failed) if applied + failed else None
-
-
-async def read(connection: Connection, tenant: str | None = None, project: int | None = None) -> list[Figures]:
+async def read(connection: Connection, tenant: str | None = None, project: int | None = None) -> list[Row]:
     """Return the figures of the projects of a tenant, or of all (None), or of one project."""
-    given = {"window": WINDOW, "burst": BURST, "tenant": tenant, "project": project}
-    return await fetch_all(connection, Figures, READ, given)
+    given = {"window": WINDOW, "burst": BURST, "lane": LANE, "tenant": tenant, "project": project}
+    return [{**COUNTED, **one, **one["counts"]} for one in await fetch_all(connection, dict, READ, given)]
 
 
 async def keep(connection: Connection) -> None:
@@ -173,13 +108,10 @@ async def keep(connection: Connection) -> None:
     await connection.execute(KEEP)
 
 
-def rows(figures: Sequence[Figures]) -> list[dict[str, Any]]:
-    """Return the metrics of projects, as they are answered."""
-    found = []
-    for one in figures:
-        for metric in METRICS:
-            for labels, value in metric.values:
-                row = {"name": metric.name, "type": metric.type, "project_id": str(one.project), "labels": dict(labels)}
-                histogram = {"sum": one.count("duration_ms"), "buckets": one.up_to}
-                found.append({**row, "value": value(one), **(histogram if metric.type == "histogram" else {})})
-    return found
+def samples(figures: Sequence[Row]) -> list[Sample]:
+    """Return the metrics of projects."""
+    return [
+        metric.sample(one, {"tenant": one["tenant"], "project": str(one["project"])}, "duration_ms", BUCKETS)
+        for one in figures
+        for metric in METRICS
+    ]

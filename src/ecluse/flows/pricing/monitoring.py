@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from ecluse.access.listing import Listing, Where
+from ecluse.access.alerts import AlertFilters, AlertRow
+from ecluse.access.listing import Listing
 from ecluse.access.surface import Command, Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
@@ -15,6 +15,7 @@ from ecluse.flows.connections.project_surface import READ
 from ecluse.flows.pricing import metrics
 from ecluse.flows.pricing.rules import RecordId
 from ecluse.flows.pricing.surface import OfProject
+from ecluse.insight.samples import Sample
 
 surface = Surface("pricing")
 
@@ -33,24 +34,15 @@ class MetricList(Shape):
     metrics: list[MetricRow]
 
 
-class AlertRow(Shape):
-    id: str = Field(examples=["3"])
-    tenant_id: str = Field(examples=["default"])
+class PricingAlertRow(AlertRow):
     project_id: str
-    alert: str = Field(examples=["DLQ Backlog"])
-    severity: Literal["warning", "critical"]
-    summary: str
-    action: str = Field(description="What to do.")
-    raised_at: datetime
-    cleared_at: datetime | None = Field(description="Null while it is open.")
 
 
-class AlertFilters(OfProject):
-    severity: Literal["warning", "critical"] | None = None
-    open: Annotated[bool | None, Where("(t.cleared_at IS NULL) = %(open)s")] = None
+class PricingAlertFilters(AlertFilters, OfProject):
+    pass
 
 
-ALERTS = Listing("alerts", AlertRow, "pricing_alerts", READ, filters=AlertFilters)
+ALERTS = Listing("alerts", PricingAlertRow, "pricing_alerts", READ, filters=PricingAlertFilters)
 
 surface.listing(
     "/api/pricing/alerts",
@@ -73,4 +65,11 @@ surface.listing(
 async def show_pricing_metrics(look: Look, project_id: RecordId | None = None) -> Row:
     """Show the metrics of the tenant's projects, or of one of them."""
     project = None if project_id is None else int(project_id)
-    return {"metrics": metrics.rows(await metrics.read(look.connection, look.tenant, project))}
+    figures = await metrics.read(look.connection, look.tenant, project)
+    return {"metrics": [_shown(one) for one in metrics.samples(figures)]}
+
+
+def _shown(one: Sample) -> Row:
+    metric, project = one.metric, one.labels["project"]
+    named = {"name": metric.name, "type": metric.type, "project_id": project, "labels": metric.labels}
+    return {**named, "value": one.value, "sum": one.sum, "buckets": one.buckets}

@@ -67,16 +67,16 @@ LOCK_TARGETS = """
 SELECT id, status, round, rule_run_id FROM rule_targets
 WHERE id = ANY(%(ids)s) AND (%(run)s::bigint IS NULL OR rule_run_id = %(run)s) ORDER BY id FOR NO KEY UPDATE
 """
-# `attempts` counts the retries of a round: the worker's adds one, a manual one starts over.
+# `attempts` counts the retries of a round: a manual one starts over.
 MOVE_TARGETS = """
 UPDATE rule_targets t SET status = m.status, round = m.round, error_code = m.error_code, error = m.error,
     next_attempt_at = m.next_attempt_at,
-    attempts = CASE WHEN m.retried THEN t.attempts + 1 WHEN m.round > t.round THEN 0 ELSE t.attempts END,
+    attempts = CASE WHEN m.round > t.round THEN 0 ELSE coalesce(m.attempts, t.attempts) END,
     applied_at = CASE WHEN m.status IN ('APPLIED', 'ROLLED_BACK') THEN coalesce(t.applied_at, now) END,
-    begun_at = CASE WHEN m.retried OR m.status = 'APPLIED' THEN coalesce(t.begun_at, now)
+    begun_at = CASE WHEN m.attempts IS NOT NULL OR m.status = 'APPLIED' THEN coalesce(t.begun_at, now)
                     WHEN m.round = t.round THEN t.begun_at END
 FROM jsonb_to_recordset(%s::jsonb) AS m(id bigint, status text, round integer, error_code text, error text,
-    next_attempt_at timestamptz, retried boolean), (SELECT ecluse_now() AS now) clock
+    next_attempt_at timestamptz, attempts integer), (SELECT ecluse_now() AS now) clock
 WHERE t.id = m.id
 """
 HISTORY = """
@@ -103,13 +103,14 @@ class By:
 
 class TargetMove(NamedTuple):
     """A change of a target through all states of `path`, in one transaction: a target that was never sent goes through
-    APPLYING to FAILED. `next_attempt_at`: of a worker's retry."""
+    APPLYING to FAILED. Of a worker's retry: `next_attempt_at`, and `attempts`, the retries of this round with it."""
 
     id: int
     path: Sequence[str]
     error_code: str | None = None
     error: str | None = None
     next_attempt_at: datetime | None = None
+    attempts: int | None = None
 
 
 class Hop(NamedTuple):
@@ -155,17 +156,8 @@ async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: 
             number += former == FAILED
             hops.append(Hop(of_run, target, former, following, number))
             former = following
-        rows.append(
-            {
-                "id": target,
-                "status": former,
-                "round": number,
-                "error_code": move.error_code,
-                "error": None if move.error is None else storable(move.error),
-                "next_attempt_at": move.next_attempt_at,
-                "retried": former == QUEUED and (status, *move.path)[-2] == APPLYING,
-            }
-        )
+        error = None if move.error is None else storable(move.error)
+        rows.append({**move._asdict(), "status": former, "round": number, "error": error})
     await connection.execute(MOVE_TARGETS, (as_json(rows),))
     await record(connection, hops, by)
 

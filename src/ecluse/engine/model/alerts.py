@@ -1,0 +1,79 @@
+"""Alerts of a flow, declared as data: measures of the records that it works on, and the limits beyond which a value
+needs attention. `decide` is pure; `cluster/alerts.py` evaluates, stores and publishes. `tools/prometheus_rules.py` makes
+the rules for Prometheus from the same declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ecluse.db.connect import Connection
+
+Severity = Literal["warning", "critical"]
+
+
+class Measured(NamedTuple):
+    """The values of one record by measure, read at one instant. None: there is no value, which clears an alert. A
+    measure that is left out is not known now: its alerts stay as they are. `facts`: what the flow itself needs."""
+
+    tenant: str
+    id: str
+    name: str  # for people
+    values: Mapping[str, float | None]
+    facts: Any = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What alerts compare with their limits. A window, as of a count in 5 minutes, is part of the value and of `expr`,
+    the same value in Prometheus. `summary` is a format of `value` and `limit`."""
+
+    name: str
+    summary: str
+    action: str  # what to do about it
+    expr: str
+    below: bool = False  # a value below the limit raises an alert, not one above
+    until: float | None = None  # an open alert lasts until the value is back at this one; by default at its limit
+
+    def is_beyond(self, value: float, limit: float) -> bool:
+        return value < limit if self.below else value > limit
+
+
+@dataclass(frozen=True)
+class Alert:
+    """`while_open` is called for each evaluation that finds it open, in the same transaction."""
+
+    name: str
+    severity: Severity
+    measure: Measure
+    limit: float
+    while_open: Callable[[Connection, Measured], Awaitable[None]] | None = None
+
+    def lasts(self, value: float | None, *, is_open: bool) -> bool:
+        """Return whether the alert is open from now on."""
+        if value is None:
+            return False
+        until = self.limit if self.measure.until is None else self.measure.until
+        return self.measure.is_beyond(value, self.limit) or (is_open and self.measure.is_beyond(value, until))
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """The alerts of a flow. `noun`: the kind of record that they are about; its id is `{noun}_id` in events, and
+    `{flow}_{noun}:{id}` their aggregate. `read` is called by one replica at a time, and returns every record: what is
+    open of another one is cleared. In `table` the most severe alert of a measure comes first: only that one is open."""
+
+    noun: str
+    read: Callable[[Connection], Awaitable[Sequence[Measured]]]
+    table: Sequence[Alert]
+
+
+def decide(table: Sequence[Alert], values: Mapping[str, float | None], before: Collection[str]) -> list[Alert]:
+    """Return the alerts of a record that are open from now on; those named in `before` were open."""
+    after = dict[str, Alert]()
+    for one in table:
+        name, is_open = one.measure.name, one.name in before
+        if one.lasts(values[name], is_open=is_open) if name in values else is_open:
+            after.setdefault(name, one)
+    return list(after.values())
