@@ -9,12 +9,10 @@ flood   time from a request to its first call, behind another tenant's 5,000 req
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -23,16 +21,12 @@ from typing import Any
 
 import aiohttp
 import psycopg
-import uvloop
 
-from bench.harness import fresh_database
 from bench.lanes import control
+from bench.named import main
 from bench.reads import Caller, quantile, ready
-from bench.server import server
 from bench.serving import Running, cpu_of_server, cpu_seconds, postmaster, replica, sandbox
 from ecluse.access import keys, tenants
-from ecluse.db.connect import normalise
-from ecluse.migrations.runner import upgrade
 from ecluse.sandbox.companies import is_siren
 
 TENANTS = ("default", "acme", "zeta")
@@ -283,21 +277,5 @@ async def measured(dsn: str, name: str) -> Figures:
         return await measure(bench)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench.enrichment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with server(None, None) as (dsn, _):
-        for name in options.names or MEASUREMENTS:
-            with fresh_database(dsn) as own:
-                upgrade(normalise(own), [])
-                found = uvloop.run(measured(normalise(own), name))
-            line = "  ".join(f"{what} {value}" for what, value in found.items())
-            print(json.dumps({name: found}) if options.json else f"{name:<8} {line}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main("enrichment", __doc__, MEASUREMENTS, measured)

@@ -8,10 +8,8 @@ stop     calls that still go out once more targets have failed than `max_failure
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import time
 from base64 import b64encode
@@ -21,16 +19,12 @@ from typing import Any
 
 import aiohttp
 import psycopg
-import uvloop
 from psycopg.rows import dict_row
 
-from bench.harness import fresh_database
 from bench.lanes import control
-from bench.server import server
+from bench.named import main
 from bench.serving import Running, Served, cpu_seconds, sandbox, served
-from ecluse.db.connect import normalise
 from ecluse.flows.pricing.rules import Terms, make_plan
-from ecluse.migrations.runner import upgrade
 from ecluse.vendors.shopify import PRICES, SET_PRICES, VERSION
 from ecluse.vendors.shops import Variant
 from ecluse.web.door import COOKIE
@@ -209,21 +203,5 @@ async def measured(dsn: str, name: str) -> dict[str, Any]:
         return await measure(bench)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench.pricing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with server(None, None) as (dsn, _):
-        for name in options.names or MEASUREMENTS:
-            with fresh_database(dsn) as own:
-                upgrade(normalise(own), [])
-                found = uvloop.run(measured(normalise(own), name))
-            line = "  ".join(f"{what} {value}" for what, value in found.items())
-            print(json.dumps({name: found}) if options.json else f"{name:<8} {line}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main("pricing", __doc__, MEASUREMENTS, measured)

@@ -6,24 +6,16 @@ of each fiche must be the same.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from tests.faults.chaos import MANY_KILLS, WRITES, OneRun, Plan, Report, slow
-from tests.faults.postgres import own_postgres
-from tests.faults.subjects import AUTOMATION, Subject
-from tests.faults.world import World, open_world
-from tests.support.fork_server import ROOT, running_fork_server
+from tests.faults.chaos import WRITES, OneRun, Plan, Report, slow
+from tests.faults.command import command
+from tests.faults.subjects import AUTOMATION
+from tests.faults.world import Open, World
 
 REFUSED = [f"{10_000 + n}-1" for n in range(3, 4_000, 97)]
 # Every failure heals within the attempts, except that of the recordings that the provider cannot read.
@@ -37,7 +29,6 @@ FAULTS: list[dict[str, Any]] = [
 OUTCOMES = "SELECT target, outcome, error_code FROM outcomes WHERE run_id = %s"
 NOTED = "SELECT error_code, count(*) AS n FROM attempts WHERE maybe_paid GROUP BY 1 ORDER BY 1"
 AT_VENDORS = {"AUTOMATION_SEND_EVENT_CHUNK_SIZE": "50"}
-Open = Callable[[Subject], AbstractContextManager[World]]
 
 
 def fiche(n: int) -> str:
@@ -84,15 +75,11 @@ class Account(Report):
         ]
 
     def problems(self) -> list[str]:
-        few = self.plan.kills < MANY_KILLS  # they may miss, or come too late: that proves nothing, and is no fault
         expected = {
-            f"{self.plan.kills} kills, not {self.kills}": self.kills == self.plan.kills or few,
             f"{self.fiches} fiches with an outcome, not {len(self.outcomes)}": len(self.outcomes) == self.fiches,
             f"the same outcomes as without kills, not: {'; '.join(self.otherwise[:8])}": not self.otherwise,
-            "items in flight at a killed replica": bool(self.take_overs) or few,
-            f"no replica that exited without being killed, not: {self.exited}": not self.exited,
         }
-        return [*self.tally.problems(), *(f"expected {what}" for what, seen in expected.items() if not seen)]
+        return self.unmet(expected)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -106,15 +93,8 @@ class Account(Report):
             "paid_twice": self.tally.paid_twice,
             "paid_twice_unnoted": len(self.tally.doubled),
             "noted": self.noted,
-            "late_writes": len(self.tally.late_writes),
-            "takeovers": len(self.take_overs),
-            "takeover_p50_s": self.percentile(50),
-            "takeover_p99_s": self.percentile(99),
-            "replicas_exited": len(self.exited),
-            "seconds": round(self.seconds, 1),
             "seconds_without_kills": round(self.quiet_seconds, 1),
-            "seed": self.plan.seed,
-            "verify": self.tally.verify,
+            **self.figures(),
         }
 
 
@@ -151,34 +131,6 @@ def compare(open_: Open, plan: Plan, *, quiet: bool = False) -> Account:
     return report
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.automation_chaos", description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--fiches", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args(argv)
-    plan = Plan(kills=args.kills, seed=args.seed, targets=args.fiches, patience=1_800.0)
-    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
-    folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
-    try:
-        with own_postgres(folder) as postgres, running_fork_server(folder) as fork_server:
-            # The program's own heartbeat: what is measured is what an operator gets.
-            opened = partial(
-                open_world, postgres=postgres, fork_server=fork_server, folder=folder, heart={}, seed=args.seed
-            )
-            report = compare(opened, plan)
-            problems = report.problems()
-            rows = {name: value for name, value in report.as_json().items() if name != "verify"}
-            lines = [f"  {name:<22} {value}" for name, value in rows.items()]
-            verdict = problems or ["all is well, and the auditor agrees"]
-            sys.stdout.write("\n".join([f"automation under {args.kills} kills", *lines, "", *verdict]) + "\n")
-            if args.json:
-                sys.stdout.write(json.dumps(report.as_json()) + "\n")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 1 if problems else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    plan = Plan(kills=50, targets=1_000, patience=1_800.0)
+    sys.exit(command("automation", __doc__, compare, plan, things="fiches"))

@@ -9,23 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from tests.faults import measure
-from tests.faults.postgres import own_postgres
 from tests.faults.subjects import SUBJECTS, Subject
 from tests.faults.tally import Tally
-from tests.faults.world import Replica, World, open_world
-from tests.support.fork_server import ROOT, running_fork_server
+from tests.faults.world import Replica, World, own_worlds
 
 WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 # The vendor does it and says that it did not: a good part of all writes, but no write for ever.
@@ -80,6 +75,21 @@ class Report:
             return None
         return round(quantiles(self.take_overs, n=100, method="inclusive")[percent - 1], 2)
 
+    @property
+    def few(self) -> bool:
+        """A handful of kills may all miss, or come too late: that proves nothing, and is no fault."""
+        return self.plan.kills < MANY_KILLS
+
+    def unmet(self, expected: Mapping[str, bool]) -> list[str]:
+        """What is wrong by the ledger, and what was expected in one run under kills, besides `expected`."""
+        usual = {
+            f"{self.plan.kills} kills, not {self.kills}": self.kills == self.plan.kills or self.few,
+            "items in flight at a killed replica": bool(self.take_overs) or self.few,
+            f"no replica that exited without being killed, not: {self.exited}": not self.exited,
+        }
+        missing = [what for what, seen in {**usual, **expected}.items() if not seen]
+        return [*self.tally.problems(), *(f"expected {what}" for what in missing)]
+
     def problems(self) -> list[str]:
         """What must not be, and what must have been for the rest to mean anything."""
         plan, tally = self.plan, self.tally
@@ -88,7 +98,6 @@ class Report:
             f"{plan.effects} effects under fire, not {self.under_fire}": self.under_fire >= plan.effects,
             f"no outcome in doubt, not {tally.unknown}": tally.unknown == 0,
             "a vendor that lied": tally.faults.get("applied_then_error", 0) > 0,
-            # A handful of kills may all miss: that proves nothing, and is no fault.
             "items in flight at a killed replica": bool(self.take_overs) or self.kills < MANY_KILLS,
             f"sleepers that leave with code 70, not {self.zombie_codes}": set(self.zombie_codes)
             == ({70} if plan.freezes else set()),
@@ -127,6 +136,13 @@ class Report:
             "seed": self.plan.seed,
             "verify": tally.verify,
         }
+
+    def figures(self, *names: str) -> dict[str, Any]:
+        """Return some of the figures that every chaos has, and those that each account ends with."""
+        every = Report.as_json(self)
+        last = ("late_writes", "takeovers", "takeover_p50_s", "takeover_p99_s", "replicas_exited", "seconds", "seed",
+                "verify")  # fmt: skip
+        return {name: every[name] for name in (*names, *last)}
 
 
 class Chaos:
@@ -325,23 +341,14 @@ def worst(reports: Sequence[Report]) -> dict[str, Any]:
 
 def play_once(subject: Subject, plan: Plan, *, several: bool) -> Report:
     """In a world of its own: server, vendor and replicas."""
-    folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
-    try:
-        with (
-            own_postgres(folder) as postgres,
-            running_fork_server(folder) as fork_server,
-            # The program's own heartbeat: what is measured is what an operator gets.
-            open_world(subject, postgres, fork_server, folder, heart={}, seed=plan.seed) as world,
-        ):
-            report = play(world, plan)
-            if not several:
-                sys.stdout.write(f"chaos, seed {plan.seed}\n{table(report)}\n")
-            if report.problems():
-                stream = sys.stderr if several else sys.stdout
-                stream.write("\n".join(["", *report.problems(), world.diagnosis(), ""]))
-            return report
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_worlds(plan.seed) as open_, open_(subject) as world:
+        report = play(world, plan)
+        if not several:
+            sys.stdout.write(f"chaos, seed {plan.seed}\n{table(report)}\n")
+        if report.problems():
+            stream = sys.stderr if several else sys.stdout
+            stream.write("\n".join(["", *report.problems(), world.diagnosis(), ""]))
+        return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -354,7 +361,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     effects = min(Plan.effects, 25 * args.kills)  # a shorter chaos has time for fewer
     plan = Plan(kills=args.kills, effects=effects, hand_overs=3, outage=10.0)
     subject = next(one for one in SUBJECTS if one.name == args.subject)
-    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
     several = len(args.seed) > 1
     if several:
         sys.stdout.write(line("seed", {name: name for name in NAMES}, "verdict"))

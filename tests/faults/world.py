@@ -6,10 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +25,10 @@ from ecluse import bootstrap, settings
 from ecluse.engine import Flow, Start
 from ecluse.testing.sandbox import SandboxProcess
 from tests.faults import tally
-from tests.faults.postgres import Postgres, SmallDisk
+from tests.faults.postgres import Postgres, SmallDisk, own_postgres
 from tests.faults.subjects import Subject
 from tests.faults.tally import Tally
-from tests.support.fork_server import Child, ForkServer
+from tests.support.fork_server import ROOT, Child, ForkServer, running_fork_server
 
 # Short, so that a death is noticed in a second; cases that measure the take-over use the program's own defaults.
 QUICK_HEART = {"ECLUSE_HEARTBEAT_SECONDS": "0.25", "ECLUSE_DEAD_AFTER_SECONDS": "1.25"}
@@ -365,3 +370,19 @@ def open_world(
             yield world
         finally:
             world.close()
+
+
+Open = Callable[[Subject], AbstractContextManager[World]]
+
+
+@contextlib.contextmanager
+def own_worlds(seed: int) -> Iterator[Open]:
+    """Yield a function that opens worlds on a server of their own."""
+    sys.path.insert(0, str(ROOT / "examples"))  # as pytest has it
+    folder = Path(tempfile.mkdtemp(prefix="ecluse-chaos-"))
+    try:
+        with own_postgres(folder) as postgres, running_fork_server(folder) as fork_server:
+            # The program's own heartbeat: what is measured is what an operator gets.
+            yield partial(open_world, postgres=postgres, fork_server=fork_server, folder=folder, heart={}, seed=seed)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,7 @@ class Metric(NamedTuple):
     type: Type
     meaning: str
     column: str
-    labels: Mapping[str, str] = {}  # noqa: RUF012 - never changed
+    labels: Mapping[str, str] = {}
 
     def sample(self, figures: Row, of: Mapping[str, str], total: str, bounds: Sequence[int]) -> Sample:
         """Return the sample of a record with the labels `of`. For a histogram, `total` is the column of the sum, and

@@ -1,6 +1,6 @@
 """Alerts of a flow, declared as data: measures of the records that it works on, and the limits beyond which a value
-needs attention. `decide` is pure; `cluster/alerts.py` evaluates, stores and publishes. `tools/prometheus_rules.py` makes
-the rules for Prometheus from the same declarations."""
+needs attention. `cluster/alerts.py` evaluates them; `tools/prometheus_rules.py` makes the rules for Prometheus from the
+same declarations."""
 
 from __future__ import annotations
 

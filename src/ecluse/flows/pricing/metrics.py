@@ -73,7 +73,8 @@ refused AS (
     GROUP BY r.project_id)
 SELECT p.tenant_id AS tenant, p.id AS project, p.name, coalesce(c.counts, '{{}}') AS counts,
        s.of_window AS success_rate, s.of_last AS last_run_rate, coalesce(d.sent, 0) AS dead,
-       coalesce(d.unsent, 0) AS never_sent, coalesce(f.times, 0) AS refusals, coalesce(l.trips > 0, false) AS lane_is_down,
+       coalesce(d.unsent, 0) AS never_sent, coalesce(f.times, 0) AS refusals,
+       coalesce(l.trips > 0, false) AS lane_is_down,
        CASE WHEN l.per_second IS NOT NULL AND coalesce(l.slowed_until < f.last_at + %(burst)s, true)
            THEN f.last_at + %(burst)s - clock.now END AS slow_for,
        EXISTS (SELECT FROM rule_runs o WHERE o.project_id = p.id AND o.status = 'APPLYING') AS applying
