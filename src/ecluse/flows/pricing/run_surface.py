@@ -30,53 +30,29 @@ async def _there(look: Look, rule_run_id: RunNumber) -> None:
     await queries.require_run(look.connection, look.tenant, rule_run_id)
 
 
-def _part(name: str, shape: type[Shape], table: str, about: dict[str, str], **options: Any) -> Listing:
-    """Declare the list of what belongs to a rule run, and return it."""
-    listing = Listing(name, shape, table, READ, within=("rule_run_id",), **options)
-    surface.listing(f"{ONE}/{name}", listing, check=_there, command=Command(f"pricing runs {name}"), **about)
-    return listing
+def _part(name: str, shape: type[Shape], **options: Any) -> Listing:
+    """Return the list of what belongs to a rule run."""
+    return Listing(name, shape, f"rule_{name}", READ, within=("rule_run_id",), **options)
 
+
+TARGETS = _part("targets", shapes.RuleTargetRow, filters=shapes.OfStatus, order=("id",))
+EXCLUSIONS = _part("exclusions", shapes.ExclusionRow, order=("variant_id",))
+RECONCILIATIONS = _part("reconciliations", shapes.ReconciliationRow, order=("due_at", "id"))
+MISMATCHES = _part("mismatches", shapes.MismatchRow, filters=shapes.OfPass)
+HISTORY = _part("history", shapes.RuleHistoryRow, filters=shapes.OfTarget, order=("id",))
 
 surface.listing(
     ALL, RUNS, list_rule_runs="List rule runs, the newest first.", command=Command("pricing runs list", columns=COLUMNS)
 )
-TARGETS = _part(
-    "targets",
-    shapes.RuleTargetRow,
-    "rule_targets",
-    {"list_rule_targets": "List the targets of a rule run with their prices before and after."},
-    filters=shapes.OfStatus,
-    order=("id",),
-)
-EXCLUSIONS = _part(
-    "exclusions",
-    shapes.ExclusionRow,
-    "rule_exclusions",
-    {"list_rule_exclusions": "List what a rule selects and leaves as it is, with reasons."},
-    order=("variant_id",),
-)
-RECONCILIATIONS = _part(
-    "reconciliations",
-    shapes.ReconciliationRow,
-    "rule_reconciliations",
-    {"list_reconciliations": "List the reconciliations of a rule run, by instant."},
-    order=("due_at", "id"),
-)
-MISMATCHES = _part(
-    "mismatches",
-    shapes.MismatchRow,
-    "rule_mismatches",
-    {"list_mismatches": "List the prices that are not as applied, the latest first."},
-    filters=shapes.OfPass,
-)
-HISTORY = _part(
-    "history",
-    shapes.RuleHistoryRow,
-    "rule_history",
-    {"list_rule_history": "List the changes of status of a rule run and its targets."},
-    filters=shapes.OfTarget,
-    order=("id",),
-)
+for part, name, about in (
+    (TARGETS, "list_rule_targets", "List the targets of a rule run with their prices before and after."),
+    (EXCLUSIONS, "list_rule_exclusions", "List what a rule selects and leaves as it is, with reasons."),
+    (RECONCILIATIONS, "list_reconciliations", "List the reconciliations of a rule run, by instant."),
+    (MISMATCHES, "list_mismatches", "List the prices that are not as applied, the latest first."),
+    (HISTORY, "list_rule_history", "List the changes of status of a rule run and its targets."),
+):
+    command = Command(f"pricing runs {part.name}")
+    surface.listing(f"{ONE}/{part.name}", part, check=_there, command=command, **{name: about})
 surface.listing(
     "/api/pricing/dead-letters",
     DEAD_LETTERS,

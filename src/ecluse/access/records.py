@@ -1,0 +1,68 @@
+"""Rows of a tenant that have a name, know who changed them, and are marked when they are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from ecluse.access.envelope import Refused
+from ecluse.base.errors import NotFound
+from ecluse.db.connect import Connection
+from ecluse.db.query import Row, fetch_all, fetch_one
+
+
+@dataclass(frozen=True)
+class Records:
+    """The statements of one kind of record. `noun` names it in messages; the names in `table` are unique per tenant or
+    per record that they belong to, by an index."""
+
+    noun: str
+    table: str
+
+    async def show(self, connection: Connection, tenant: str, number: int, *, lock: bool = False) -> Row:
+        """Return a row; raise NotFound if there is none. `lock`: keep it locked until the end of the transaction."""
+        sql = f"SELECT * FROM {self.table} WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
+        row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), (tenant, number))
+        if row is None:
+            raise NotFound(f"There is no {self.noun} {number}.")
+        return _shown(row)
+
+    async def insert(self, connection: Connection, tenant: str, given: Mapping[str, Any], by: str) -> Row:
+        """Insert a row of these columns, and return it. Raise Refused NAME_TAKEN."""
+        names, values = ", ".join(given), ", ".join(f"%({one})s" for one in given)
+        sql = f"""
+        INSERT INTO {self.table} (tenant_id, {names}, created_by, created_at, updated_by, updated_at)
+        VALUES (%(tenant)s, {values}, %(by)s, ecluse_now(), %(by)s, ecluse_now()) RETURNING *
+        """  # noqa: S608 - our own names
+        return await self._stored(connection, sql, {**given, "tenant": tenant, "by": by}, given["name"])
+
+    async def update(self, connection: Connection, known: Row, given: Mapping[str, Any], by: str) -> Row:
+        """Change these columns of a row that is locked, and return it. Raise Refused NAME_TAKEN."""
+        sets = ", ".join(f"{one} = %({one})s" for one in given)
+        sql = f"""
+        UPDATE {self.table} SET {sets}, updated_by = %(by)s, updated_at = ecluse_now() WHERE id = %(id)s RETURNING *
+        """  # noqa: S608 - our own names
+        return await self._stored(connection, sql, {**given, "id": known["id"], "by": by}, given.get("name"))
+
+    async def delete(self, connection: Connection, tenant: str, number: int, by: str) -> None:
+        """Mark a row as deleted. Raise NotFound if there is none."""
+        await self.show(connection, tenant, number, lock=True)
+        sql = f"""
+        UPDATE {self.table} SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s WHERE id = %s
+        """  # noqa: S608 - our own names
+        await connection.execute(sql, (by, number))
+
+    async def _stored(self, connection: Connection, sql: str, given: Row, name: str | None) -> Row:
+        try:
+            (row,) = await fetch_all(connection, dict, sql, given)
+        except psycopg.errors.UniqueViolation as error:
+            why = f"There is a {self.noun} {name!r} already: choose another name."
+            raise Refused(409, "NAME_TAKEN", why) from error
+        return _shown(row)
+
+
+def _shown(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "deleted_at"}
