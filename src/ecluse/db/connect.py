@@ -189,13 +189,13 @@ async def _still_lives(connection: Connection, recent_seconds: float) -> None:
     input has arrived on it since (a FATAL message, end of file)."""
     now = time.monotonic()
     recent = now - _asked_for_at.get(connection, now - recent_seconds) < recent_seconds
-    if not recent or _something_came_in(connection):
+    if not recent or has_input(connection):
         await AsyncConnectionPool.check_connection(connection)
     _asked_for_at[connection] = now
 
 
-def _something_came_in(connection: Connection) -> bool:
-    """Return True if there is unread input on the connection's socket."""
+def has_input(connection: Connection | psycopg.Connection[Any]) -> bool:
+    """Return True if there is unread input on the connection's socket: on an idle one, the server has closed it."""
     watch = select.poll()
     watch.register(connection.fileno(), select.POLLIN)
     return bool(watch.poll(0))

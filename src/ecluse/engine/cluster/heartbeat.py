@@ -28,13 +28,19 @@ ENTER = "INSERT INTO replicas (id, host, pid, roles, work, hands) VALUES (%s, %s
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 # After a restart of the database, or a reconnect of the reaper, every replica gets a full period to beat again.
-REAP = """
-UPDATE replicas SET state = 'dead', ended_at = clock_timestamp() WHERE id IN (
-    SELECT id FROM replicas WHERE state = 'live' AND id <> %(replica)s AND
-        clock_timestamp() - greatest(beat_at, pg_postmaster_start_time(), %(since)s) > %(dead_after)s
-    FOR UPDATE SKIP LOCKED)
-RETURNING id
-"""
+SILENT = """state = 'live' AND id <> %(replica)s
+    AND clock_timestamp() - greatest(beat_at, pg_postmaster_start_time(), %(since)s) > %(dead_after)s"""
+REAP = f"""
+UPDATE replicas SET state = 'dead', ended_at = clock_timestamp()
+WHERE id IN (SELECT id FROM replicas WHERE {SILENT} FOR UPDATE SKIP LOCKED) RETURNING id
+"""  # noqa: S608 - our own words
+# One look at everything the reaper may find to do: most often that is nothing.
+ANYTHING_DEAD = f"""
+SELECT EXISTS (SELECT FROM replicas WHERE {SILENT})
+    OR EXISTS (SELECT FROM claims c WHERE c.in_flight > 0
+               AND NOT EXISTS (SELECT FROM replicas r WHERE r.id = c.replica_id AND r.state = 'live'))
+    OR EXISTS ({durable.STRANDED})
+"""  # noqa: S608 - our own words
 RARELY = 600  # ticks of the reaper
 # Rows of ended replicas are kept for as long as they are evidence for or against an item (`work/suspects.py`).
 TOMBSTONES = """
@@ -133,13 +139,14 @@ class Heartbeat:
             "since": self._since["reaper"],
             "dead_after": f"{self._dead_after} seconds",
         }
-        dead = [row[0] for row in connection.execute(REAP, facts).fetchall()]
-        adopted = take_over(connection)
-        stranded = [row[0] for row in connection.execute(durable.STRANDED).fetchall()]
-        if dead or adopted or stranded:
-            log.warning("failover: adopted work of dead replicas", dead=dead, items=adopted, workflows_of=stranded)
-        if stranded:
-            durable.recover(stranded)
+        if connection.execute(ANYTHING_DEAD, facts).fetchone() == (True,):
+            dead = [row[0] for row in connection.execute(REAP, facts).fetchall()]
+            adopted = take_over(connection)
+            stranded = [row[0] for row in connection.execute(durable.STRANDED).fetchall()]
+            if dead or adopted or stranded:
+                log.warning("failover: adopted work of dead replicas", dead=dead, items=adopted, workflows_of=stranded)
+            if stranded:
+                durable.recover(stranded)
         self._ticks += 1
         if self._ticks % RARELY == 0:
             connection.execute(TOMBSTONES)

@@ -25,7 +25,7 @@ from sqlalchemy import exc
 
 from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
-from ecluse.db.connect import Connection, open_blocking_session
+from ecluse.db.connect import Connection, has_input, open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.query import fetch_column
 from ecluse.engine.model.flow import Run
@@ -124,7 +124,11 @@ def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
     config: DBOSConfig = {
         "name": APPLICATION,
         "system_database_url": dsn,
-        "db_engine_kwargs": {"creator": lambda: _connection(dsn)},
+        "db_engine_kwargs": {
+            "creator": lambda: _connection(dsn),
+            "pool_pre_ping": False,  # a statement for each of its own
+            "pool_events": [(_replace_closed, "checkout")],
+        },
         "application_version": VERSION,
         "enable_patching": True,
         "executor_id": executor_id,
@@ -146,6 +150,12 @@ def _connection(dsn: str) -> psycopg.Connection[Any]:
     connection.execute("SET jit = off")
     connection.autocommit = False
     return connection
+
+
+def _replace_closed(connection: psycopg.Connection[Any], *_: object) -> None:
+    """Have SQLAlchemy connect anew, here and for its other connections, if the server has closed this one."""
+    if has_input(connection):
+        raise exc.InvalidatePoolError
 
 
 async def stop() -> None:

@@ -25,7 +25,7 @@ from ecluse.engine.outbox.events import EVENTS_CHANNEL, PUBLISHED_EVENT, Publish
 log = structlog.get_logger(__name__)
 
 TRY_SECONDS = 0.2
-POLL_SECONDS = 0.25  # a NOTIFY may be lost
+POLL_SECONDS = 1.0  # a NOTIFY may be lost; less than SILENT_SECONDS
 SILENT_SECONDS = 2.5  # after which the server ends an idle session and its lock, and we give up on a silent server
 BEAT_SECONDS = 0.5  # between keepalive queries while a sink is slow
 SINK_SECONDS = 30.0

@@ -27,7 +27,7 @@ class Pace:
         self._per_second = 0.0
         self._claimed_at = 0.0
         self._ended = 0  # items, since the last claim
-        self._woken = True  # a wake-up has arrived since the last claim
+        self.woken = True  # a wake-up has arrived since the last claim
         self._short = False  # the last claim left room: only finished items or a wake-up make more claimable
         self._empty_until = 0.0
 
@@ -53,13 +53,13 @@ class Pace:
         helping = max(1, min(self.capacity // 4, int(self._per_second * BUSY_POLL_SECONDS)))
         if room < helping:
             return BUSY_POLL_SECONDS
-        if self._short and not self._woken and self._ended < helping:
+        if self._short and not self.woken and self._ended < helping:
             return max(0.0, self._claimed_at + BUSY_POLL_SECONDS - now)
         return 0.0
 
     def claiming(self, now: float) -> None:
         """Note that a claim begins."""
-        self._claimed_at, self._ended, self._woken = now, 0, False
+        self._claimed_at, self._ended, self.woken = now, 0, False
 
     def claimed(self, room: int, got: int) -> None:
         """Note that a claim for at most `room` items returned `got` items."""
@@ -71,7 +71,7 @@ class Pace:
 
     def wake(self) -> None:
         """Note that there may be new work: the next claim follows at once."""
-        self._woken, self._empty_until = True, 0.0
+        self.woken, self._empty_until = True, 0.0
 
     def is_empty(self, now: float) -> bool:
         """Return True if a claim within the last POLL_SECONDS found the uncapped lanes empty and no wake-up has arrived
@@ -80,4 +80,4 @@ class Pace:
 
     def found_empty(self, now: float) -> None:
         """Note that a claim found the uncapped lanes empty."""
-        self._empty_until = 0.0 if self._woken else now + POLL_SECONDS
+        self._empty_until = 0.0 if self.woken else now + POLL_SECONDS

@@ -157,7 +157,7 @@ class Worker:
     async def _claim(self, room: int) -> int:
         """Claim at most `room` items and give them to the slots; return their number. If the last claim failed, claims
         that may have been committed all the same are released first."""
-        count = 0
+        count, is_poll = 0, not self._in_hand and not self._pace.woken
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
         with ignoring_outage("claim"):
@@ -166,9 +166,9 @@ class Worker:
                     known = {one.claim_id for claimed in self.slots.claimed for one in claimed.batch}
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await release_unknown(connection, replica=self._claimant.replica, known=list(known))
-                await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
-                async with aclosing(self._windows(connection)) as windows:
+                async with aclosing(self._windows(connection, is_poll=is_poll)) as windows:
                     async for window in windows:
+                        await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
                         claimed = await self._choose(connection, room - count, window)
                         self._take(claimed)
                         count += len(claimed)
@@ -178,9 +178,10 @@ class Worker:
         self._pace.claimed(room, count)
         return count
 
-    async def _windows(self, connection: Connection) -> AsyncGenerator[Window]:
-        """Yield the lanes to claim from. Few lanes are not worth a search for those in which items wait."""
-        if len(self._lanes) <= LANES_AT_ONCE:
+    async def _windows(self, connection: Connection, *, is_poll: bool) -> AsyncGenerator[Window]:
+        """Yield the lanes to claim from. Few lanes are not worth a search for those in which items wait, unless it is a
+        mere poll, which most often finds none."""
+        if len(self._lanes) <= LANES_AT_ONCE and not is_poll:
             yield Window(self._lanes.ids(capped=True), self._lanes.ids(capped=False), True)
             return
         async for window in self._waiting.windows(connection):
