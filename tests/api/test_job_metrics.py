@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from ecluse.flows.jobs import states
 from tests.support.job_world import JobWorld, claim
@@ -26,11 +27,11 @@ def test_jobs_agents_and_lost_leases_are_scraped(api, dsn, query, tmp_path):
     assert 60 <= found["ecluse_jobs_oldest_pending_seconds"][()] < 120
     query("UPDATE job_runs SET lease_ends_at = ecluse_now() WHERE status = 'running'")
 
-    async def sweep() -> int:
+    async def sweep() -> None:
         async with connected(dsn) as connection:
-            return await states.end_lost(connection)
+            await states.end_overdue(connection, timedelta(hours=1), leases=True)
 
     before = states.leases_lost[OURS]
-    assert asyncio.run(sweep()) == 1
+    asyncio.run(sweep())
     assert states.leases_lost[OURS] == before + 1
     assert scrape(api)["ecluse_job_leases_lost_total"][OURS] == before + 1

@@ -71,16 +71,16 @@ OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s",
 OF_JOB = OPEN.format(which="r.job_id = %s AND r.ended_at IS NULL", rest="")
 
 
-def _overdue(status: str, instant: str, until: str) -> str:
-    """Return the statement that locks the oldest attempts of a status whose instant is past. The index finds them
-    before the join, without which the planner would read all attempts, and reads the time once, in a subquery."""
-    past = f"r.status = '{status}' AND r.{instant} <= (SELECT {until})"
-    oldest = f"SELECT r.id FROM job_runs r WHERE {past} ORDER BY r.{instant} LIMIT {BATCH}"  # noqa: S608 - our own words
-    return OPEN.format(which=f"{past} AND r.id = ANY(ARRAY({oldest}))", rest="SKIP LOCKED")
-
-
-LEASES_OVER = _overdue("running", "lease_ends_at", "ecluse_now()")
-UNCLAIMED = _overdue("pending", "due_at", "ecluse_now() - %(longest)s::interval")
+# Attempts whose lease is over, or that were not claimed in time. The indexes find the oldest of both before the join,
+# without which the planner would read all attempts; the time is read once, in a subquery.
+LEASE_OVER = "r.status = 'running' AND %(leases)s AND r.lease_ends_at <= (SELECT ecluse_now())"
+UNCLAIMED = "r.status = 'pending' AND r.due_at <= (SELECT ecluse_now() - %(longest)s::interval)"
+OVERDUE = OPEN.format(
+    which=f"""(({LEASE_OVER}) OR ({UNCLAIMED})) AND r.id = ANY(
+    ARRAY(SELECT r.id FROM job_runs r WHERE {LEASE_OVER} ORDER BY r.lease_ends_at LIMIT {BATCH})
+    || ARRAY(SELECT r.id FROM job_runs r WHERE {UNCLAIMED} ORDER BY r.due_at LIMIT {BATCH}))""",  # noqa: S608 - our own
+    rest="SKIP LOCKED",
+)
 END = f"""
 WITH e AS (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS e(run_id text, was text, status text, error_code text, error text,
@@ -166,20 +166,15 @@ async def report(connection: Connection, attempt: Open, ended: Ended) -> Kept:
     return kept
 
 
-async def end_lost(connection: Connection) -> int:
-    """End attempts whose lease is over; return how many."""
+async def end_overdue(connection: Connection, longest: timedelta, *, leases: bool) -> bool:
+    """End attempts that no agent has claimed for `longest` and, with `leases`, those whose lease is over; return
+    whether there may be more."""
     async with connection.transaction():
-        found = await fetch_all(connection, Open, LEASES_OVER)
-        ended = await _end(connection, [(one, attempts.LOST) for one in found])
-    leases_lost.update((one.tenant_id,) for one in found)
-    return ended
-
-
-async def end_unclaimed(connection: Connection, longest: timedelta) -> int:
-    """End attempts that no agent has claimed for `longest`; return how many."""
-    async with connection.transaction():
-        found = await fetch_all(connection, Open, UNCLAIMED, {"longest": longest})
-        return await _end(connection, [(one, attempts.NOT_CLAIMED) for one in found])
+        found = await fetch_all(connection, Open, OVERDUE, {"longest": longest, "leases": leases})
+        ends = {"running": attempts.LOST, "pending": attempts.NOT_CLAIMED}
+        await _end(connection, [(one, ends[one.status]) for one in found])
+    leases_lost.update((one.tenant_id,) for one in found if one.status == "running")
+    return len(found) >= BATCH
 
 
 async def cancel(connection: Connection, job_id: str, by: str) -> None:
@@ -205,10 +200,10 @@ async def make_again(connection: Connection, job_id: str, by: str) -> str:
     return str(job["id"])
 
 
-async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> int:
-    """Store ends of attempts, with what follows for their jobs, schedules and events; return how many."""
+async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> None:
+    """Store ends of attempts, with what follows for their jobs, schedules and events."""
     if not ends:
-        return 0
+        return
     now = await fetch_now(connection)
     verdicts = {attempt.run_id: (attempt, judged(attempt, how, now)) for attempt, how in ends}
     rows: list[Row] = []
@@ -218,7 +213,6 @@ async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> in
         rows.append({**row, "retry_at": retry_at, **ended._asdict()})
     over = await fetch_all(connection, dict, END, (as_json(rows),))
     await write_events(connection, [_over(job, *verdicts[job["run_id"]]) for job in over])
-    return len(rows)
 
 
 def _over(job: Row, last: Open, verdict: Verdict) -> Event:

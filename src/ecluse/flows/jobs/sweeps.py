@@ -54,10 +54,7 @@ class Sweep:
         async with pool.connection() as connection:
             if now - self._last > self._patience + SWEEP_SECONDS:
                 self._hold_until = now + self._patience
-            if now >= self._hold_until:
-                while await states.end_lost(connection) == states.BATCH:
-                    pass
-            while await states.end_unclaimed(connection, self._longest) == states.BATCH:
+            while await states.end_overdue(connection, self._longest, leases=now >= self._hold_until):
                 pass
         self._last = now
 
