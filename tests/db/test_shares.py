@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
-from ecluse.db.shares import Busy, Shares
+from psycopg_pool import PoolTimeout
+
+from ecluse.db.connect import pool as open_pool
+from ecluse.db.shares import AllBusy, Busy, Shares, Writes
 
 
 async def test_a_share_is_a_tenants_own():
@@ -30,3 +33,18 @@ async def test_waiting_callers_come_in_turn():
 
     await asyncio.gather(*(hold(n) for n in range(20)))
     assert order == list(range(20))
+
+
+async def test_a_pool_that_is_busy_is_not_a_database_that_is_away(dsn):
+    pool = open_pool(dsn, size=1)
+    pool.timeout = 0.05
+    async with pool:
+        writes = Writes(pool, Shares("writes_at_once", 1))
+        async with writes.connection("acme"):
+            with pytest.raises(AllBusy):
+                async with writes.connection("rival"):
+                    pass
+        async with pool.connection():  # not one of the requests: for them, there is no connection
+            with pytest.raises(PoolTimeout):
+                async with writes.connection("rival"):
+                    pass

@@ -45,6 +45,11 @@ REFUSALS = {
     "DATABASE_AWAY": Refusal(
         503, "The database is unavailable; nothing was changed.", "Repeat the request after Retry-After seconds."
     ),
+    "SERVER_BUSY": Refusal(
+        503,
+        "All connections that requests write with are in use, for other tenants too; nothing was changed.",
+        "Repeat the request after Retry-After seconds; if it happens often, add a replica with the role api.",
+    ),
     "READ_TIMEOUT": Refusal(
         503, "The read took longer than a request may take.", "Narrow the filters, ask for a smaller page, or retry."
     ),

@@ -127,7 +127,8 @@ def refusals(route: Guarded) -> list[str]:
     found += [] if declared[NARROWED] else ["SCOPE"]
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
     found += ["BAD_REQUEST", "NOT_JSON", "REQUEST_TIMEOUT", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
-    found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "READ_TIMEOUT", "CONNECTION_LIMIT"]
+    found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "SERVER_BUSY", "READ_TIMEOUT"]
+    found += ["CONNECTION_LIMIT"]
     return [*dict.fromkeys(found)]
 
 

@@ -33,7 +33,7 @@ from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, Inval
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import ReadTimeout
-from ecluse.db.shares import Busy
+from ecluse.db.shares import AllBusy, Busy
 
 log = structlog.get_logger(__name__)
 READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level is tested first: reads are many
@@ -49,6 +49,7 @@ STATUS: dict[type[EcluseError], int] = {
     ForbiddenTransition: 409,
     ReadTimeout: 503,
     Busy: 429,
+    AllBusy: 503,
 }
 # Our own table, so that error codes stay the same when the standard library renames a status.
 CODES = {
@@ -290,8 +291,9 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
     headers, details = None, None
     if isinstance(error, Refused):
         headers, details = error.headers, error.details
-    elif isinstance(error, Busy):
-        headers, details = {"Retry-After": "1"}, [{"where": error.limit, "problem": error.message}]
+    elif isinstance(error, Busy | AllBusy):
+        headers = {"Retry-After": "1"}
+        details = [{"where": error.limit, "problem": error.message}] if isinstance(error, Busy) else None
     message = respelled(error.message, as_sent(_sent(request), guess=False))
     return error_answer(request.scope, status, error.code, message, headers=headers, details=details)
 

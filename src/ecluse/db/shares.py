@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
+
+from psycopg_pool import PoolTimeout
 
 from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool
@@ -22,6 +24,12 @@ class Busy(EcluseError):
     def __init__(self, limit: str, most: int) -> None:
         super().__init__(f"This tenant has {most} requests of this kind under way, as many as allowed ({limit}).")
         self.limit = limit
+
+
+class AllBusy(EcluseError):
+    """The tenants together use all connections of a pool, each within its share."""
+
+    code = "SERVER_BUSY"
 
 
 class Shares:
@@ -51,8 +59,20 @@ class Writes:
 
     def __init__(self, pool: Pool, shares: Shares) -> None:
         self.pool, self.shares = pool, shares
+        self._used = 0
 
     @asynccontextmanager
     async def connection(self, tenant: str) -> AsyncIterator[Connection]:
-        async with self.shares.held(tenant), self.pool.connection() as connection:
-            yield connection
+        """Take a connection; raise Busy if the tenant's share is in use, AllBusy if all connections are."""
+        async with self.shares.held(tenant), AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self.pool.connection())
+            except PoolTimeout as error:
+                if self._used < self.pool.max_size:
+                    raise  # the database gives no connection
+                raise AllBusy("The server is writing for as many other requests as it can at once.") from error
+            self._used += 1
+            try:
+                yield connection
+            finally:
+                self._used -= 1

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psycopg
 import structlog
 from dbos import DBOS, DBOSConfig, SetWorkflowID
+from dbos._core import WorkflowHandleAsyncTask
 from dbos._error import DBOSException, DBOSUnexpectedStepError
 from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy import exc
@@ -79,6 +80,7 @@ def _as_driver_error() -> Iterator[None]:
 _lead: Lead | None = None
 _dsn = ""
 _leading: dict[str, asyncio.Task[Any]] = {}
+_started: set[str] = set()  # by this process and not over; its task may be about to run
 
 
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
@@ -179,13 +181,17 @@ async def stop() -> None:
 async def start(run: Run) -> None:
     """Start the workflow that leads the run, on this replica. A workflow id that exists already is not started
     again."""
-    with _as_driver_error(), SetWorkflowID(workflow_id(run.tenant_id, run.event_key)):
-        await DBOS.start_workflow_async(_workflow, run.id)
+    name = workflow_id(run.tenant_id, run.event_key)
+    with _as_driver_error(), SetWorkflowID(name):
+        handle = await DBOS.start_workflow_async(_workflow, run.id)
+    if isinstance(handle, WorkflowHandleAsyncTask):
+        _started.add(name)
+        handle.task.add_done_callback(lambda _: _started.discard(name))
 
 
 def room() -> int:
     """Return the number of further runs that this replica may lead."""
-    return RUNS_AT_ONCE - len(_leading)
+    return RUNS_AT_ONCE - len(_leading.keys() | _started)
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
