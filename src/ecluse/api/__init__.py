@@ -26,7 +26,7 @@ from ecluse.api.schedules import surface as schedules
 from ecluse.db.connect import pool
 from ecluse.db.pools import KEYS, READING, WRITING, share
 from ecluse.db.reads import READ_SETTINGS, Reads
-from ecluse.db.shares import Shares, Writes
+from ecluse.db.shares import WRITE_SETTINGS, Shares, Writes
 from ecluse.engine.kit import Kit
 from ecluse.flow import Package
 from ecluse.flows.audits.surface import surface as audits
@@ -73,7 +73,7 @@ async def serving(app: FastAPI, kit: Kit) -> AsyncIterator[None]:
     reading, writing = min(READING, kit.db_pool), min(WRITING, kit.db_pool)
     async with (
         pool(kit.dsn, size=reading, settings=READ_SETTINGS, checked=False) as quick,
-        pool(kit.dsn, size=writing) as writes,
+        pool(kit.dsn, size=writing, settings=WRITE_SETTINGS) as writes,
         pool(kit.dsn, size=KEYS, settings=READ_SETTINGS, checked=False) as known,
     ):
         app.state.reads = Reads(quick, writes, Shares("reads_at_once", share(reading)))

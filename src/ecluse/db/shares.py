@@ -14,6 +14,9 @@ from ecluse.base.errors import EcluseError
 from ecluse.db.connect import Connection, Pool
 
 PATIENCE_SECONDS = 3.0
+# Requests write single rows of tables that grow. A plan is kept: one made while a table was small would read all of it
+# when it is large, until its statistics are renewed.
+WRITE_SETTINGS = {"enable_seqscan": "off"}
 
 
 class Busy(EcluseError):

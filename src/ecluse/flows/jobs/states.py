@@ -83,10 +83,10 @@ OVERDUE = OPEN.format(
 )
 END = f"""
 WITH e AS (
-    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS e(run_id text, was text, status text, error_code text, error text,
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS e(run_id text, was text, status text, error_code text, error text,
         exit_code integer, output jsonb, job_status text, retry_at timestamptz, next_id text)),
 ended AS (
-    UPDATE job_runs r SET status = e.status, ended_at = ecluse_now(), error_code = e.error_code, error = e.error,
+    UPDATE job_runs r SET status = e.status, ended_at = %(now)s, error_code = e.error_code, error = e.error,
         exit_code = e.exit_code, output = e.output
     FROM e WHERE r.id = e.run_id AND r.status = e.was RETURNING r.*),
 again AS (
@@ -94,7 +94,7 @@ again AS (
     SELECT e.next_id, d.tenant_id, d.job_id, d.host_id, d.attempt + 1, e.retry_at
     FROM ended d JOIN e ON e.run_id = d.id WHERE e.next_id IS NOT NULL RETURNING host_id),
 of_jobs AS (
-    UPDATE jobs j SET status = e.job_status, ended_at = CASE WHEN e.next_id IS NULL THEN ecluse_now() END
+    UPDATE jobs j SET status = e.job_status, ended_at = CASE WHEN e.next_id IS NULL THEN %(now)s END
     FROM ended d JOIN e ON e.run_id = d.id WHERE j.id = d.job_id RETURNING j.*, d.id AS run_id),
 of_schedules AS (
     UPDATE job_schedules s SET last_run_status = 'failed' FROM of_jobs j
@@ -211,7 +211,7 @@ async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> No
         next_id = None if retry_at is None else cuid(int(now.timestamp() * 1000))
         row = {"run_id": attempt.run_id, "was": attempt.status, "job_status": job_status, "next_id": next_id}
         rows.append({**row, "retry_at": retry_at, **ended._asdict()})
-    over = await fetch_all(connection, dict, END, (as_json(rows),))
+    over = await fetch_all(connection, dict, END, {"rows": as_json(rows), "now": now})
     await write_events(connection, [_over(job, *verdicts[job["run_id"]]) for job in over])
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from ecluse.access.polls import Polls
 from ecluse.db.connect import Pool
-from ecluse.db.query import fetch_column
+from ecluse.db.query import fetch_rows
 from ecluse.engine import Job, Role
 from ecluse.flows.jobs import states
 
@@ -36,8 +36,9 @@ class Leasing:
         for all of them."""
         if hosts := self.polls.keys:
             async with pool.connection() as connection:
-                found = await fetch_column(connection, WAITED_FOR, (hosts,))
-            for host in found:
+                # Not prepared: a plan made while no attempt was pending would read all of them, for each host.
+                found = await fetch_rows(connection, WAITED_FOR, (hosts,), prepare=False)
+            for (host,) in found:
                 self.polls.wake(host)
 
 
