@@ -57,7 +57,7 @@ async def ask(connection: Connection, start: Start, url: str) -> Run:
     for tenant in (start.tenant_id, *([SECOND] if wanted_by_second(company) else ())):
         async with connection.transaction():
             asked = Asked(tenant, company, Trigger.CREATED, f"of {tenant}")
-            _, launched = await requests.create(connection, made.flow, made.config, asked, "a test")
+            ((_, launched),) = await requests.create(connection, made.flow, made.config, [asked])
             if tenant == start.tenant_id:
                 job = launched.job_id
                 await connection.execute(OF_START, (start.event_key, job))

@@ -57,13 +57,13 @@ class World:
         async with self.kit.pool.connection() as connection, connection.transaction():
             asked = Asked(tenant, siren, trigger, f"correlation-{tenant}")
             flow = self.kit.flow("enrichment")
-            return await requests.create(connection, flow, self.made.config, asked, "a test")
+            return (await requests.create(connection, flow, self.made.config, [asked]))[0]
 
     async def again(self, request_id: int, siren: str, trigger: Trigger, key: str = "again") -> Launched:
         """Trigger a job by a request that exists."""
         async with self.kit.pool.connection() as connection, connection.transaction():
             asked = Asked("default", siren, trigger, "correlation-again", request_id, key=key)
-            return await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, asked)
+            return (await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, [asked]))[0]
 
     async def enriched(self, siren: str, tenant: str = "default") -> dict[str, Any]:
         """Request a company and wait for the end of its job; return the row of the company."""

@@ -3,11 +3,34 @@ so that neither exists without the other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.retention.kinds import Aged
 
 KEPT = Aged("audit trail", "audit_trail", "t.at")
+
+
+INSERT = """
+INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id)
+SELECT tenant, ecluse_now(), actor, action, subject, reason, request_id
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+    AS e(tenant, actor, action, subject, reason, request_id)
+"""
+
+
+class Entry(NamedTuple):
+    """A row of the audit trail. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action` is
+    noun.verb."""
+
+    tenant: str
+    actor: str
+    action: str
+    subject: str
+    reason: str | None = None
+    request_id: str | None = None
 
 
 async def record(
@@ -19,10 +42,15 @@ async def record(
     reason: str | None = None,
     request_id: str | None = None,
 ) -> None:
-    """Write one row of the audit trail. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action`
-    is noun.verb."""
-    await connection.execute(
-        "INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id)"
-        " VALUES (%s, ecluse_now(), %s, %s, %s, %s, %s)",
-        (tenant, actor, action, storable(subject), None if reason is None else storable(reason), request_id),
-    )
+    """Write one row of the audit trail."""
+    await record_all(connection, [Entry(tenant, actor, action, subject, reason, request_id)])
+
+
+async def record_all(connection: Connection, entries: Sequence[Entry]) -> None:
+    """Write rows of the audit trail, in one statement."""
+    if entries:
+        rows = [
+            one._replace(subject=storable(one.subject), reason=None if one.reason is None else storable(one.reason))
+            for one in entries
+        ]
+        await connection.execute(INSERT, [list(column) for column in zip(*rows, strict=True)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from fastapi import Request
 
 from ecluse.access import audit_trail
+from ecluse.access.audit_trail import Entry
 from ecluse.access.door import caller_of
 from ecluse.access.envelope import request_id
 from ecluse.access.wire import writes_of
@@ -22,9 +24,27 @@ async def change(request: Request, action: str, subject: str, reason: str | None
         await record(connection, request, action, subject, reason)
 
 
+class Change(NamedTuple):
+    """A change by the caller of a request, as the audit trail names it."""
+
+    request: Request
+    action: str
+    subject: str
+    reason: str | None = None
+
+    @property
+    def entry(self) -> Entry:
+        caller = caller_of(self.request)
+        return Entry(caller.tenant, caller.actor, *self[1:], request_id=request_id(self.request))
+
+
 async def record(
     connection: Connection, request: Request, action: str, subject: str, reason: str | None = None
 ) -> None:
     """Record a change by the caller of this request in the audit trail, in the caller's transaction."""
-    caller = caller_of(request)
-    await audit_trail.record(connection, caller.tenant, caller.actor, action, subject, reason, request_id(request))
+    await record_all(connection, [Change(request, action, subject, reason)])
+
+
+async def record_all(connection: Connection, changes: Sequence[Change]) -> None:
+    """Record changes in one statement, as `record` does one."""
+    await audit_trail.record_all(connection, [change.entry for change in changes])

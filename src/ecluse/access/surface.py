@@ -24,15 +24,17 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from ecluse.access import answers, door, idempotency, permissions
-from ecluse.access.changes import record
+from ecluse.access.changes import Change, record_all
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import request_id
-from ecluse.access.idempotency import Answer
+from ecluse.access.idempotency import Answer, Call, Outcome, call_of, carry_out, response
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
-from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of
+from ecluse.access.wire import Limit, Offset, id_as_text, kit_of, number, reads_of, writes_of
 from ecluse.db.connect import Connection
+from ecluse.db.groups import Groups
 from ecluse.db.query import Row
+from ecluse.db.shares import Writes
 from ecluse.engine.kit import Kit
 
 Function = Callable[..., Awaitable[Any]]
@@ -123,6 +125,10 @@ class Act(Look):
     async def require_room(self, name: str) -> None:
         """Raise Refused if the tenant has as many of these as allowed; `name` is in `limits.COUNTED`."""
         await self.state.limits.require_room(self.connection, self.tenant, name)
+
+    def answered(self, row: Row, after: Function | None) -> Answer:
+        followed = None if after is None else partial(after, Asked(self.request), row)
+        return Answer(self.answer["status"], row, self.answer["once"], followed)
 
     @property
     def idempotency_key(self) -> str | None:
@@ -218,6 +224,7 @@ class Surface:
         narrowed: bool = False,
         before: Function | None = None,
         after: Function | None = None,
+        together: Callable[[Sequence[Act]], Awaitable[Sequence[Row]]] | None = None,
         refuses: Sequence[str] = (),
         command: Command | None = None,
     ) -> Callable[[F], F]:
@@ -226,23 +233,36 @@ class Surface:
         statuses of the answer, with the meaning of each. `before(asked, …, body)` is called before the transaction
         begins, for calls to a vendor; it gets the parameters of the path as text. `after(asked, answer)` is called once
         the transaction is committed, and returns what is answered in place of `answer`, which is kept for
-        repetitions."""
+        repetitions. With `together(acts)`, the requests of a tenant that arrive together are one transaction: the
+        declared function takes the place of `before` and checks one request, and `together` carries out several and
+        returns an answer for each."""
 
         def declare(function: F) -> F:
+            prepare = before if together is None else function
+
+            async def do(connection: Connection, calls: Sequence[Call]) -> list[Answer]:
+                plain = {"status": status, "once": {}, "recorded": action is not None}
+                acts = [Act(one.request, connection, {**plain}, one.prepared) for one in calls]
+                if together is None:
+                    rows = [await function(acts[0], **await _found(acts[0], nouns, calls[0].given))]
+                else:
+                    rows = [*await together(acts)]
+                done = [(act, one, id_as_text(row)) for act, one, row in zip(acts, calls, rows, strict=True)]
+                changes = [
+                    Change(act.request, action, subject.format(**{**one.given, **row}), one.reason)
+                    for act, one, row in done
+                    if action is not None and act.answer["recorded"]
+                ]
+                await record_all(connection, changes)
+                return [act.answered(row, after) for act, _, row in done]
+
+            groups = Groups[tuple[Writes, str], Call, Outcome](lambda whose, calls: carry_out(*whose, calls, do))
+
             async def call(request: Request, **given: Any) -> Response:
-                prepared = None if before is None else await before(Asked(request), **given)
-
-                async def do(connection: Connection) -> Answer:
-                    answer = {"status": status, "once": {}, "recorded": action is not None}
-                    act = Act(request, connection, answer, prepared)
-                    found = id_as_text(await function(act, **await _found(act, nouns, given)))
-                    if action is not None and act.answer["recorded"]:
-                        reason = getattr(given.get("body"), "reason", None)
-                        await record(connection, request, action, subject.format(**{**given, **found}), reason)
-                    followed = None if after is None else partial(after, Asked(request), found)
-                    return Answer(act.answer["status"], found, act.answer["once"], followed)
-
-                return await idempotency.once(request, do)
+                prepared = None if prepare is None else await prepare(Asked(request), **given)
+                this, whose = await call_of(request, given, prepared), (writes_of(request), caller_of(request).tenant)
+                outcome = await groups.ask(whose, this) if together else (await carry_out(*whose, [this], do))[0]
+                return await response(this, outcome)
 
             parameters = _parameters(function)
             nouns = _nouns(parameters)

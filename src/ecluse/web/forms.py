@@ -19,13 +19,13 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from pydantic.alias_generators import to_snake
 
-from ecluse.access.door import caller_of, check_storable, needs
+from ecluse.access.door import check_storable, needs
 from ecluse.access.envelope import Refused, status_of
+from ecluse.access.idempotency import replayed
 from ecluse.access.surface import Declared
-from ecluse.access.wire import kit_of, reads_of
+from ecluse.access.wire import kit_of
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import problem
-from ecluse.db.query import fetch_value
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
 from ecluse.web.door import Page, admitted, inside
@@ -34,7 +34,6 @@ from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, text
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
 LOOK = "_look"  # the button that asks for another preview
 STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
-USED = "SELECT 1 FROM idempotency_keys WHERE tenant_id = %s AND key = %s AND answer IS NOT NULL"
 KEY = b"idempotency-key"
 FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it looks
 ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
@@ -85,8 +84,8 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     check_storable(given)
     declared, values = await _operation(request, name, place)
     keyed = _keyed(request, sent, given)
-    if await _was_done(request, given):
-        return _done(request, name, declared, values, given, await declared.call(keyed, **values))
+    if (answered := await replayed(keyed)) is not None:  # submitted and done before
+        return _done(request, name, declared, values, given, answered)
     asked = await _asked(request, name, declared, values, given, given.get(BACK, ""))
     if MORE in given or LOOK in given:
         return _form(request, asked, given)
@@ -216,12 +215,6 @@ async def read(
 
 def _parameters(route: APIRoute | None) -> set[str]:
     return {one.name for one in route.dependant.query_params} if route is not None else set()
-
-
-async def _was_done(request: Request, given: Mapping[str, str]) -> bool:
-    """Return whether the form with this token was submitted and done before: then the first answer is given again."""
-    used = caller_of(request).tenant, _key(given)
-    return bool(await reads_of(request)(lambda connection: fetch_value(connection, USED, used)))
 
 
 def _key(given: Mapping[str, str]) -> str:

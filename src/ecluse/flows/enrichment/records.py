@@ -9,24 +9,28 @@ from typing import Any, NamedTuple
 
 from ecluse.base.errors import Conflict
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_all, fetch_row, fetch_rows
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows
 from ecluse.flows.enrichment.rules import Known
 from ecluse.flows.enrichment.states import Fetched, Status, Trigger, check_move
 from ecluse.vendors.registers import Source
 
-# Inserts the company if it is new. An open job that is locked stays open until the transaction ends; one that is seen
-# and not locked has just ended, and what this statement says of the company is older than that.
+# A statement of its own, before LOOK: it may wait for another transaction that inserts the same companies, and LOOK
+# then sees the jobs of that one. In one order: two such transactions must not deadlock.
+PUT_COMPANIES = """
+INSERT INTO companies (siren, enrichment_status, created_at, status_at)
+SELECT s, 'PENDING', ecluse_now(), ecluse_now() FROM unnest(%s::text[]) AS s
+WHERE NOT EXISTS (SELECT 1 FROM companies c WHERE c.siren = s) ORDER BY s ON CONFLICT DO NOTHING
+"""
+# An open job that is locked stays open until the transaction ends; one that is seen and not locked has just ended, and
+# what this statement says of the company is older than that.
 LOOK = """
-WITH new AS (
-    INSERT INTO companies (siren, enrichment_status, created_at, status_at)
-    VALUES (%(siren)s, 'PENDING', ecluse_now(), ecluse_now()) ON CONFLICT DO NOTHING),
-locked AS MATERIALIZED (
+WITH locked AS MATERIALIZED (
     SELECT r.id FROM enrichment_jobs j JOIN runs r ON r.id = j.run_id
-    WHERE j.siren = %(siren)s AND j.ended_at IS NULL AND r.ended_at IS NULL FOR SHARE OF r)
-SELECT coalesce(c.enrichment_status, 'PENDING'), c.updated_at, c.job_ended_at, coalesce(c.relaunchable, false),
-       j.run_id, l.id IS NOT NULL, ecluse_now()
-FROM (SELECT %(siren)s::text AS siren) AS s LEFT JOIN companies c ON c.siren = s.siren
-LEFT JOIN enrichment_jobs j ON j.siren = s.siren AND j.ended_at IS NULL LEFT JOIN locked l ON l.id = j.run_id
+    WHERE j.siren = ANY(%(sirens)s) AND j.ended_at IS NULL AND r.ended_at IS NULL ORDER BY r.id FOR SHARE OF r)
+SELECT c.siren, c.enrichment_status, c.updated_at, c.job_ended_at, c.relaunchable, j.run_id, l.id IS NOT NULL,
+       ecluse_now()
+FROM companies c LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL
+LEFT JOIN locked l ON l.id = j.run_id WHERE c.siren = ANY(%(sirens)s)
 """
 PUT_JOBS = """
 INSERT INTO enrichment_jobs (run_id, tenant_id, siren, trigger, request_id, correlation_id, idempotency_key, status,
@@ -42,7 +46,8 @@ MARK_STALE = """
 UPDATE companies SET enrichment_status = 'STALE', status_at = ecluse_now(), stale_since = updated_at + %(fresh)s
 WHERE siren IN (
     SELECT siren FROM companies WHERE enrichment_status IN ('SUCCESS', 'PARTIAL')
-      AND updated_at <= ecluse_now() - %(fresh)s::interval AND (%(siren)s::text IS NULL OR siren = %(siren)s)
+      AND updated_at <= ecluse_now() - %(fresh)s::interval
+      AND (%(sirens)s::text[] IS NULL OR siren = ANY(%(sirens)s))
     ORDER BY siren LIMIT %(most)s FOR NO KEY UPDATE)
 """
 BEGIN_CALL = """
@@ -123,7 +128,11 @@ SELECT job_id, tenant_id, correlation_id FROM waiting
 
 
 class Taken(Conflict):
-    """The company has an open job, or its job of today has succeeded. The caller reads the state again."""
+    """These companies have an open job, or their job of today has succeeded. The caller reads the state again."""
+
+    def __init__(self, sirens: Collection[str]) -> None:
+        super().__init__(f"There is a job of {', '.join(sorted(sirens))}.")
+        self.sirens = sirens
 
 
 class JobRow(NamedTuple):
@@ -148,23 +157,35 @@ class Looked(NamedTuple):
     locked: bool
     now: datetime
 
-
-async def look(connection: Connection, siren: str) -> Looked:
-    """Return what is known of a company, which is inserted if it is new, and lock its open job."""
-    (row,) = await fetch_rows(connection, LOOK, {"siren": siren})
-    status, updated_at, ended_at, relaunchable, job, locked, now = row
-    return Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
+    @property
+    def held(self) -> int | None:
+        return self.job if self.locked else None
 
 
-async def mark_stale(connection: Connection, fresh: timedelta, siren: str | None = None, most: int = 500) -> None:
-    """Mark companies whose data are too old: one, or the first `most` of all."""
-    await connection.execute(MARK_STALE, {"fresh": fresh, "siren": siren, "most": most})
+async def look(connection: Connection, sirens: Collection[str]) -> dict[str, Looked]:
+    """Return what is known of companies, which are inserted if they are new, and lock their open jobs."""
+    await connection.execute(PUT_COMPANIES, (list(sirens),))
+    return {
+        siren: Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
+        for siren, status, updated_at, ended_at, relaunchable, job, locked, now in await fetch_rows(
+            connection, LOOK, {"sirens": list(sirens)}
+        )
+    }
+
+
+async def mark_stale(
+    connection: Connection, fresh: timedelta, sirens: Collection[str] | None = None, most: int = 500
+) -> None:
+    """Mark companies whose data are too old: some, or the first `most` of all."""
+    given = {"fresh": fresh, "sirens": None if sirens is None else list(sirens), "most": most}
+    await connection.execute(MARK_STALE, given)
 
 
 async def put_jobs(connection: Connection, rows: Sequence[Row]) -> None:
     """Insert jobs. Raise Taken if a company has an open job, or a job of the same idempotency key that succeeded."""
-    if len(await fetch_rows(connection, PUT_JOBS, (as_json(rows),))) < len(rows):
-        raise Taken("The company has an open job.")
+    put = set(await fetch_column(connection, PUT_JOBS, (as_json(rows),)))
+    if taken := {row["siren"] for row in rows if row["run_id"] not in put}:
+        raise Taken(taken)
 
 
 async def begin_call(connection: Connection, run_id: int, siren: str, source: Source, attempt: int) -> bool:

@@ -38,4 +38,4 @@ async def _relaunch(connection: Connection, flow: Flow, config: Config, event: P
     if row is not None:
         request_id, siret = row
         asked = requests.Asked(event.tenant_id, siren, Trigger.MANUAL, event.correlation_id, request_id, siret, key)
-        await requests.launch(connection, flow, config, asked)
+        await requests.launch(connection, flow, config, [asked])

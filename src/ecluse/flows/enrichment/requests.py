@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
@@ -9,8 +10,8 @@ from typing import NamedTuple
 from ecluse.access.tenants import DEFAULT
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_one, fetch_value
-from ecluse.engine import Flow, Start, start_run, write_events
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_value
+from ecluse.engine import Flow, Start, start_runs, write_events
 from ecluse.flows.enrichment import card, events, metrics, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Looked, Taken
@@ -20,25 +21,32 @@ from ecluse.vendors.registers import Source
 TRIES = 5
 HIDDEN = ("sources", "job_ended_at", "relaunchable", "open_job", "recipient", "now")  # columns of SHOW
 SWEEP = "SWEEP"  # the trigger of jobs that no request has begun
+# Ids are drawn in the order of the rows.
 INSERT = """
 INSERT INTO requests (tenant_id, company_siren, company_siret, correlation_id, created_by, job_id, created_at,
                       updated_at)
-VALUES (%s, %s, %s, %s, %s, %s, ecluse_now(), ecluse_now()) RETURNING id
+SELECT tenant, siren, siret, correlation, by, job, ecluse_now(), ecluse_now()
+FROM jsonb_to_recordset(%s::jsonb) AS r(place integer, tenant text, siren text, siret text, correlation text, by text,
+    job bigint) ORDER BY place RETURNING id
 """
 SHOW = """
 SELECT l.*, c.core_identity_present, c.sources_success_count, c.required_sources_failed_count,
        c.optional_sources_failed_count, c.sources, c.job_ended_at, c.relaunchable, j.run_id AS open_job,
        t.api_entreprise_recipient AS recipient, ecluse_now() AS now
 FROM request_list l JOIN companies c ON c.siren = l.company_siren JOIN tenants t ON t.id = l.tenant_id
-LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL WHERE l.tenant_id = %s AND l.id = %s
+LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL WHERE l.tenant_id = %s AND l.id = ANY(%s)
 """
-ATTACH = "UPDATE requests SET job_id = %s, updated_at = ecluse_now() WHERE id = %s"
+ATTACH = """
+UPDATE requests r SET job_id = a.job, updated_at = ecluse_now()
+FROM unnest(%s::bigint[], %s::bigint[]) AS a(id, job) WHERE r.id = a.id
+"""
 RECIPIENT = "SELECT api_entreprise_recipient FROM tenants WHERE id = %s"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart."""
+    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart; `by`: the
+    name of the caller, for a new request."""
 
     tenant: str
     siren: str
@@ -47,6 +55,7 @@ class Asked:
     request_id: int = 0
     siret: str | None = None
     key: str = ""
+    by: str = ""
 
 
 class Shown(NamedTuple):
@@ -69,6 +78,11 @@ class Launched(NamedTuple):
         return self.job_id is None
 
     @property
+    def joined(self) -> Launched:
+        """The same for a further request of the company."""
+        return self if self.cached else Launched(self.job_id, attached=True)
+
+    @property
     def result(self) -> str:
         return "cached" if self.cached else "attached" if self.attached else "started"
 
@@ -76,82 +90,141 @@ class Launched(NamedTuple):
 STORED = Launched(None, attached=False)
 
 
-async def create(connection: Connection, flow: Flow, config: Config, asked: Asked, by: str) -> tuple[int, Launched]:
-    """Insert a request and, if it is new, its company; return its id and what it leads to. `asked` has no request."""
-    looked = await records.look(connection, asked.siren)
-    job = looked.job if looked.locked else None
-    given = (asked.tenant, asked.siren, asked.siret, asked.correlation, by, job)
-    asked = replace(asked, request_id=int(await fetch_value(connection, INSERT, given)))
-    return asked.request_id, await launch(connection, flow, config, asked, looked)
+async def create(
+    connection: Connection, flow: Flow, config: Config, wanted: Sequence[Asked]
+) -> list[tuple[int, Launched]]:
+    """Insert requests of one tenant and their companies, if they are new; return for each its id and what it leads to.
+    `wanted` have no request yet."""
+    looked = await records.look(connection, {one.siren for one in wanted})
+    rows = [
+        {
+            "place": place,
+            "tenant": one.tenant,
+            "siren": one.siren,
+            "siret": one.siret,
+            "correlation": one.correlation,
+            "by": one.by,
+            "job": looked[one.siren].held,
+        }
+        for place, one in enumerate(wanted)
+    ]
+    ids = sorted(await fetch_column(connection, INSERT, (as_json(rows),)))
+    made = [replace(one, request_id=id_) for one, id_ in zip(wanted, ids, strict=True)]
+    return [*zip(ids, await launch(connection, flow, config, made, looked), strict=True)]
 
 
 async def launch(
-    connection: Connection, flow: Flow, config: Config, asked: Asked, looked: Looked | None = None
-) -> Launched:
-    """Attach the request to the open job of its company, start one, or neither; and tell Requested. An attached request
-    cannot miss the end of its job: the job's run is locked until this transaction ends. `looked`: the company, as a new
-    request found it, which is attached to the job that was locked then."""
-    launched = await _launch(connection, flow, config, asked, looked)
-    metrics.requests[str(asked.trigger), launched.result] += 1
-    if launched.job_id is not None and (looked is None or launched.job_id != looked.job):
-        await connection.execute(ATTACH, (launched.job_id, asked.request_id))
-    event = events.requested(
-        asked.tenant,
-        asked.correlation,
-        key=asked.key or str(asked.trigger),
-        request_id=asked.request_id,
-        siren=asked.siren,
-        siret=asked.siret,
-        trigger=asked.trigger,
-        cached=launched.cached,
-    )
-    await write_events(connection, [event])
-    return launched
+    connection: Connection,
+    flow: Flow,
+    config: Config,
+    wanted: Sequence[Asked],
+    looked: Mapping[str, Looked] | None = None,
+) -> list[Launched]:
+    """Attach requests of one tenant to the open jobs of their companies, start jobs, or neither; and tell Requested. An
+    attached request cannot miss the end of its job: the job's run is locked until this transaction ends. `looked`: the
+    companies, as new requests found them, which are attached to the jobs that were locked then."""
+    first = {one.siren: one for one in reversed(wanted)}
+    found = await _launch(connection, flow, config, first, looked)
+    made = [found[one.siren] if one is first[one.siren] else found[one.siren].joined for one in wanted]
+    moved = {
+        one.request_id: launched.job_id
+        for one, launched in zip(wanted, made, strict=True)
+        if launched.job_id is not None and (looked is None or launched.job_id != looked[one.siren].held)
+    }
+    if moved:
+        await connection.execute(ATTACH, (list(moved), list(moved.values())))
+    for one, launched in zip(wanted, made, strict=True):
+        metrics.requests[str(one.trigger), launched.result] += 1
+    told = [
+        events.requested(
+            one.tenant,
+            one.correlation,
+            key=one.key or str(one.trigger),
+            request_id=one.request_id,
+            siren=one.siren,
+            siret=one.siret,
+            trigger=one.trigger,
+            cached=launched.cached,
+        )
+        for one, launched in zip(wanted, made, strict=True)
+    ]
+    await write_events(connection, told)
+    return made
 
 
-async def _launch(connection: Connection, flow: Flow, config: Config, asked: Asked, looked: Looked | None) -> Launched:
+async def _launch(
+    connection: Connection,
+    flow: Flow,
+    config: Config,
+    first: Mapping[str, Asked],
+    looked: Mapping[str, Looked] | None,
+) -> dict[str, Launched]:
+    """Return what the first trigger of each company leads to."""
+    found: dict[str, Launched] = {}
     for _ in range(TRIES):
-        known, job, locked, now = looked or await records.look(connection, asked.siren)
-        looked = None
-        match rules.decide(known, asked.trigger, config.limits, now):
-            case "cached":
-                return STORED
-            case "attach" if locked:
-                return Launched(job, attached=True)
-            case "start":
-                try:
-                    async with connection.transaction():
-                        if rules.is_stale(known, config.limits, now):
-                            await records.mark_stale(connection, config.limits.fresh, asked.siren)
-                        return Launched(await start(connection, flow, config, asked, now), attached=False)
-                except Taken:
-                    looked = await records.look(connection, asked.siren)
-                    # Without an open job it is the idempotency key: the job of today has succeeded.
-                    if looked.job is None and asked.trigger is not Trigger.MANUAL:
-                        return STORED
-    raise Conflict(f"The job of company {asked.siren} changed while this was answered: repeat the request.")
+        left = first.keys() - found.keys()
+        looked = looked or await records.look(connection, left)
+        starting: list[Asked] = []
+        for siren in left:
+            known, job, locked, now = looked[siren]
+            match rules.decide(known, first[siren].trigger, config.limits, now):
+                case "cached":
+                    found[siren] = STORED
+                case "attach" if locked:
+                    found[siren] = Launched(job, attached=True)
+                case "start":
+                    starting.append(first[siren])
+        try:
+            if starting:
+                async with connection.transaction():
+                    stale = [
+                        one.siren for one in starting if rules.is_stale(looked[one.siren].known, config.limits, now)
+                    ]
+                    await records.mark_stale(connection, config.limits.fresh, stale)
+                    started = await start(connection, flow, config, starting, now)
+                    found |= {siren: Launched(job, attached=False) for siren, job in started.items()}
+        except Taken as taken:
+            looked = await records.look(connection, first.keys() - found.keys())
+            # Without an open job it is the idempotency key: the job of today has succeeded.
+            for siren in taken.sirens:
+                if looked[siren].job is None and first[siren].trigger is not Trigger.MANUAL:
+                    found[siren] = STORED
+        else:
+            looked = None
+        if len(found) == len(first):
+            return found
+    changed = ", ".join(sorted(first.keys() - found.keys()))
+    raise Conflict(f"The job of company {changed} changed while this was answered: repeat the request.")
 
 
 async def start(
-    connection: Connection, flow: Flow, config: Config, asked: Asked, now: datetime, trigger: str | None = None
-) -> int:
-    """Start a job in the tenant that wants it; return its run. Raise Taken if the company has one. `trigger`: that of
-    the job, if no request began it."""
-    recipient = await recipient_of(connection, config, asked.tenant)
-    given = {
-        "company_siren": asked.siren,
-        "trigger": trigger or str(asked.trigger),
-        "request_id": asked.request_id,
-        "asked": [str(one) for one in config.asked(recipient)],
-        "recipient": recipient,
-        "idempotency_key": rules.job_key(asked.siren, trigger or asked.trigger, now),
-    }
-    key = f"enrichment:{given['idempotency_key']}"
-    wanted = Start(flow, key, asked.tenant, given, correlation_id=asked.correlation, again=True)
-    started = await start_run(connection, wanted)
-    if started.deduplicated:
-        raise Taken(f"Job {started.run.id} is open.")
-    return started.run.id
+    connection: Connection,
+    flow: Flow,
+    config: Config,
+    wanted: Sequence[Asked],
+    now: datetime,
+    trigger: str | None = None,
+) -> dict[str, int]:
+    """Start jobs in the tenant that wants them; return the run of each company. Raise Taken if one has a job.
+    `trigger`: that of the jobs, if no request began them."""
+    recipient = await recipient_of(connection, config, wanted[0].tenant)
+    starts = []
+    for one in wanted:
+        given = {
+            "company_siren": one.siren,
+            "trigger": trigger or str(one.trigger),
+            "request_id": one.request_id,
+            "asked": [str(source) for source in config.asked(recipient)],
+            "recipient": recipient,
+            "idempotency_key": rules.job_key(one.siren, trigger or one.trigger, now),
+        }
+        key = f"enrichment:{given['idempotency_key']}"
+        starts.append(Start(flow, key, one.tenant, given, correlation_id=one.correlation, again=True))
+    started = await start_runs(connection, starts)
+    of_company = {one.siren: found for one, found in zip(wanted, started, strict=True)}
+    if taken := {siren for siren, found in of_company.items() if found.deduplicated}:
+        raise Taken(taken)
+    return {siren: found.run.id for siren, found in of_company.items()}
 
 
 async def recipient_of(connection: Connection, config: Config, tenant: str) -> str | None:
@@ -165,9 +238,18 @@ def _recipient(config: Config, tenant: str, own: str | None) -> str | None:
 
 async def show(connection: Connection, config: Config, tenant: str, request_id: int) -> Shown:
     """Return a request with the card of its company, as far as the tenant may see it; raise NotFound."""
-    row = await fetch_one(connection, dict, SHOW, (tenant, request_id))
-    if row is None:
+    if not (found := await show_all(connection, config, tenant, [request_id])):
         raise NotFound(f"There is no request {request_id}.")
+    return found[request_id]
+
+
+async def show_all(connection: Connection, config: Config, tenant: str, ids: Collection[int]) -> dict[int, Shown]:
+    """Return the requests of the tenant with these ids as `show` does, by id."""
+    rows = await fetch_all(connection, dict, SHOW, (tenant, list(ids)))
+    return {row["id"]: _shown(config, tenant, row) for row in rows}
+
+
+def _shown(config: Config, tenant: str, row: Row) -> Shown:
     sources, ended_at, relaunchable, job, own, now = (row.pop(name) for name in HIDDEN)
     entitled = _recipient(config, tenant, own) is not None
     seen = [one for one in Source if entitled or one is not Source.RCS]

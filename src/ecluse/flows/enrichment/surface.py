@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -13,9 +15,11 @@ from ecluse.access.changes import record
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
-from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, reads_of, writes_of
+from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, writes_of
 from ecluse.db.connect import Connection
+from ecluse.db.groups import Groups
 from ecluse.db.query import Row
+from ecluse.db.reads import Reads
 from ecluse.engine import read_published
 from ecluse.flows.enrichment import erasure, requests, rules
 from ecluse.flows.enrichment.clients import Config
@@ -159,11 +163,24 @@ async def _waited(asked: Asked, answer: Row) -> Row:
     if answer["cached"] or fresh:
         return answer
     await asked.kit.wait_for_run(int(answer["job_id"]), _config(asked).sync_wait)
+    return _shown(await SHOWN.ask((asked.state.reads, asked.tenant), (asked, int(answer["id"])))) | {"cached": False}
 
-    async def shown(connection: Connection) -> Row:
-        return (await requests.show(connection, _config(asked), asked.tenant, int(answer["id"]))).row
 
-    return _shown(await reads_of(asked.request)(shown)) | {"cached": False}
+async def _show_all(whose: tuple[Reads, str], wanted: Sequence[tuple[Asked, int]]) -> list[Row]:
+    (reads, tenant), config, ids = whose, _config(wanted[0][0]), [one for _, one in wanted]
+    found = await reads.of(tenant)(lambda connection: requests.show_all(connection, config, tenant, ids))
+    return [found[one].row for one in ids]
+
+
+SHOWN = Groups(_show_all)  # requests that waited for the same jobs are read together
+
+
+async def _create(acts: Sequence[Act]) -> list[Row]:
+    one = acts[0]
+    config, wanted = _config(one), [act.before for act in acts]
+    created = await requests.create(one.connection, one.kit.flow(rules.FLOW), config, wanted)
+    found = await requests.show_all(one.connection, config, one.tenant, [request_id for request_id, _ in created])
+    return [_shown(found[request_id].row) | {"cached": launched.cached} for request_id, launched in created]
 
 
 @surface.operation(
@@ -174,19 +191,16 @@ async def _waited(asked: Asked, answer: Row) -> Row:
     status=201,
     action="request.create",
     subject="request:{id}",
+    together=_create,
     after=_waited,
     refuses=("CONFLICT",),
     command=Command("enrich", arguments=("company_siren",), example="ecluse enrich 552049447"),
 )
-async def create_request(act: Act, body: NewRequest) -> Row:
+async def create_request(asked: Asked, body: NewRequest) -> requests.Asked:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them for at most 1.2 s: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
-    config, flow = _config(act), act.kit.flow(rules.FLOW)
-    about = _about(act, 0, siren, siret, Trigger.CREATED)
-    created, launched = await requests.create(act.connection, flow, config, about, act.caller.name)
-    shown = await requests.show(act.connection, config, act.tenant, created)
-    return _shown(shown.row) | {"cached": launched.cached}
+    return replace(_about(asked, 0, siren, siret, Trigger.CREATED), by=asked.caller.name)
 
 
 @surface.read(ONE, needs=READ, answer=RequestShown, command=Command("requests show"))
@@ -295,4 +309,4 @@ def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger
 async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:
     """Trigger a job by a request that exists."""
     about = _about(asked, row["id"], row["company_siren"], row["company_siret"], trigger)
-    return await requests.launch(connection, asked.kit.flow(rules.FLOW), _config(asked), about)
+    return (await requests.launch(connection, asked.kit.flow(rules.FLOW), _config(asked), [about]))[0]

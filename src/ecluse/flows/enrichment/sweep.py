@@ -54,7 +54,7 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
         asked = Asked(tenant, siren, Trigger.OPENED, correlation, request)
         try:
             async with connection.transaction():
-                job = await start(connection, flow, config, asked, now, SWEEP)
+                job = (await start(connection, flow, config, [asked], now, SWEEP))[siren]
                 await connection.execute("UPDATE requests SET job_id = %s WHERE id = %s", (job, request))
         except Taken:  # by a request, or by the sweep of another replica
             continue

@@ -1,0 +1,63 @@
+"""Requests in groups: what is asked for while a group is being done is done together in the next one, in one
+transaction and a few statements, however many callers ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextvars import Context
+from typing import Generic, TypeVar
+
+from ecluse.db.outage import is_unavailable
+from ecluse.db.shares import Busy
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+R = TypeVar("R")
+MOST = 100  # per group: a longer transaction would delay its first callers
+
+
+class Groups(Generic[K, T, R]):
+    """Has `do(key, asked)` answer callers of one key together, one group of a key at a time: it returns an answer for
+    each, in their order. The first caller does not wait for others. A group that is refused is repeated one by one, so
+    that one caller cannot fail the others."""
+
+    def __init__(self, do: Callable[[K, Sequence[T]], Awaitable[Sequence[R]]]) -> None:
+        self._do = do
+        self._lines: dict[K, deque[tuple[T, asyncio.Future[R]]]] = {}
+        self._working: set[asyncio.Task[None]] = set()
+
+    async def ask(self, key: K, asked: T) -> R:
+        """Return the answer, from the next group."""
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = deque()
+            # In no caller's context: a group logs nothing under the request id of its first caller.
+            task = asyncio.get_running_loop().create_task(self._work(key, line), context=Context())
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        line.append((asked, answer))
+        return await answer
+
+    async def _work(self, key: K, line: deque[tuple[T, asyncio.Future[R]]]) -> None:
+        while line:
+            await self._answer(key, [line.popleft() for _ in range(min(len(line), MOST))])
+        del self._lines[key]
+
+    async def _answer(self, key: K, group: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+        try:
+            answers = await self._do(key, [asked for asked, _ in group])
+        except Exception as error:  # noqa: BLE001 - raised to the callers
+            if len(group) > 1 and not isinstance(error, Busy) and not is_unavailable(error):
+                for one in group:
+                    await self._answer(key, [one])
+                return
+            for _, future in group:
+                if not future.done():  # else the caller was cancelled
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(group, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
