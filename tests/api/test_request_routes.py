@@ -10,6 +10,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psycopg
 import pytest
 
 from ecluse.flows.enrichment.surface import Created, RequestRow, RequestShown
@@ -184,6 +185,37 @@ def test_many_at_once_share_the_job(api: Client, siren: str, sandbox: SandboxPro
     assert {one.status for one in answers} == {201}
     asked = [one["vendor"] for one in sandbox.ledger(kind="call") if one["ref"] == siren and one["status"] == 200]
     assert asked == list(VENDORS.values())
+
+
+def test_requests_that_come_together_are_one_transaction(
+    api: Client, siren: str, sandbox: SandboxProcess, ask: Any, shared_dsn: str
+) -> None:
+    """One is held up by a lock; those that come meanwhile are the next group. Each has its own answer all the same."""
+    late, key = next(FRESH_SIRENS), {"Idempotency-Key": f"key-{siren}"}
+    with psycopg.connect(shared_dsn) as holding, ThreadPoolExecutor(10) as pool:
+        holding.execute("LOCK TABLE companies IN SHARE MODE")
+        first = pool.submit(created, api, late)
+        waits = "SELECT count(*) FROM pg_locks WHERE relation = 'companies'::regclass AND NOT granted"
+        while ask(waits) == [(0,)]:
+            time.sleep(0.01)
+        plain = [pool.submit(created, api, siren) for _ in range(3)]
+        keyed = [pool.submit(created, api, siren, **key) for _ in range(2)]
+        bad = created(api, "123456789")  # is not waited for
+        time.sleep(0.2)
+        holding.rollback()
+    assert bad.status == 422
+    assert (first.result().status, [one.result().status for one in plain]) == (201, [201, 201, 201])
+    (made,) = [one.result() for one in keyed if one.result().status == 201]
+    assert [one.result().json["error"]["code"] for one in keyed if one.result().status != 201] == ["IN_PROGRESS"]
+    assert created(api, siren, **key).json["id"] == made.json["id"]
+    assert len({one.result().json["id"] for one in plain} | {made.json["id"]}) == 4
+    (ids, transactions), *_ = ask(
+        "SELECT array_agg(subject ORDER BY id), count(DISTINCT xmin::text) FROM audit_trail"
+        " WHERE action = 'request.create' AND subject IN (SELECT 'request:' || id FROM requests"
+        " WHERE company_siren = %s)",
+        siren,
+    )
+    assert (len(ids), transactions) == (4, 1)
 
 
 def test_the_list_is_searched_by_number_name_and_status(other: Client, siren: str) -> None:

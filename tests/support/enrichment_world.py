@@ -8,12 +8,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from ecluse.db.connect import Connection
 from ecluse.engine.kit import Kit
 from ecluse.flows.enrichment import requests
 from ecluse.flows.enrichment.clients import Config, Registers
 from ecluse.flows.enrichment.flow import Enrichment
-from ecluse.flows.enrichment.requests import Asked, Launched
-from ecluse.flows.enrichment.states import Trigger
+from ecluse.flows.enrichment.requests import Desk, Launched
+from ecluse.flows.enrichment.states import Asked, Trigger
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.registers import Source
 from tests.support.registers import PLACES, PURPOSE, VENDORS
@@ -55,15 +56,23 @@ class World:
     ) -> tuple[int, Launched]:
         """Create a request for a company; return its id and what it led to."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            asked = Asked(tenant, siren, trigger, f"correlation-{tenant}")
-            flow = self.kit.flow("enrichment")
-            return (await requests.create(connection, flow, self.made.config, [asked]))[0]
+            return (await self.create(connection, siren, tenant=tenant, trigger=trigger))[0]
+
+    async def create(
+        self, connection: Connection, *sirens: str, tenant: str = "default", trigger: Trigger = Trigger.CREATED
+    ) -> list[tuple[int, Launched]]:
+        """Create requests together, in the caller's transaction."""
+        asked = [Asked(tenant, siren, trigger, f"correlation-{tenant}") for siren in sirens]
+        return await requests.create(self._desk(connection), asked)
 
     async def again(self, request_id: int, siren: str, trigger: Trigger, key: str = "again") -> Launched:
         """Trigger a job by a request that exists."""
         async with self.kit.pool.connection() as connection, connection.transaction():
             asked = Asked("default", siren, trigger, "correlation-again", request_id, key=key)
-            return (await requests.launch(connection, self.kit.flow("enrichment"), self.made.config, [asked]))[0]
+            return (await requests.launch(self._desk(connection), [asked]))[0]
+
+    def _desk(self, connection: Connection) -> Desk:
+        return Desk(connection, self.kit.flow("enrichment"), self.made.config)
 
     async def enriched(self, siren: str, tenant: str = "default") -> dict[str, Any]:
         """Request a company and wait for the end of its job; return the row of the company."""

@@ -12,6 +12,7 @@ from ecluse.engine import pause_lane, resume_lane
 from ecluse.engine.runs.lifecycle import load_run
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.flows.enrichment.flow import LANES
+from ecluse.flows.enrichment.requests import Launched
 from ecluse.flows.enrichment.states import Trigger
 from ecluse.vendors.registers import Source
 from tests.support import registers
@@ -277,3 +278,44 @@ async def test_a_manual_refresh_of_fresh_data_runs_again(world: World) -> None:
     assert await world.kit.wait_for_run(again.job_id or 0, PATIENCE)
     assert world.calls(Source.SEARCH, SNCF) == 2
     assert world.query("SELECT count(*) FROM company_snapshots") == [(2,)]
+
+
+async def test_requests_that_come_together_have_one_job_per_company(world: World) -> None:
+    one, two = some_sirens("57", 2)
+    async with world.kit.pool.connection() as connection, connection.transaction():
+        made = await world.create(connection, one, two, one, one)
+    jobs = [launched.job_id for _, launched in made]
+    assert jobs == [jobs[0], jobs[1], jobs[0], jobs[0]]
+    assert [launched.result for _, launched in made] == ["started", "started", "attached", "attached"]
+    assert [id_ for id_, _ in made] == sorted({id_ for id_, _ in made})
+    rows = world.query("SELECT company_siren, job_id FROM requests ORDER BY id")
+    assert rows == list(zip([one, two, one, one], jobs, strict=True))
+    told = [payload["request_id"] for kind, payload in world.events(one) if kind == "Requested"]
+    assert told == [str(made[n][0]) for n in (0, 2, 3)]
+
+
+async def test_a_job_that_another_group_has_started_is_joined_and_the_others_are_started(world: World) -> None:
+    known, new = some_sirens("58", 2)
+    await world.enriched(known)
+    world.later(timedelta(days=31))
+    tenants(world, "acme")
+    async with world.kit.pool.connection() as first, world.kit.pool.connection() as second:
+        async with first.transaction():
+            ((_, begun),) = await world.create(first, known, tenant="acme")
+
+            async def meanwhile() -> list[tuple[int, Launched]]:
+                async with second.transaction():
+                    return await world.create(second, known, new)
+
+            waiting = asyncio.create_task(meanwhile())
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = %s"
+            while world.query(waits, second.info.backend_pid) == [(0,)]:
+                assert not waiting.done()
+                await asyncio.sleep(0.01)
+        (_, joined), (_, started) = await waiting
+    assert (joined.job_id, joined.result, started.result) == (begun.job_id, "attached", "started")
+    for launched in (joined, started):
+        assert launched.job_id is not None
+        assert await world.kit.wait_for_run(launched.job_id, PATIENCE)
+    assert [kind for kind, _ in world.events(known)].count("Completed") == 2
+    assert [kind for kind, _ in world.events(known, "acme")].count("Completed") == 1

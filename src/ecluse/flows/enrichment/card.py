@@ -28,6 +28,7 @@ FIELDS: Mapping[str, tuple[Source, ...]] = {
     **dict.fromkeys(LEGAL_FIELDS.split(), LEGAL),
 }
 OPEN_DIFFUSION = "O"
+PUBLIC = (Source.SEARCH, Source.INPI)  # what they say every tenant may know
 Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}
 
 
@@ -66,13 +67,7 @@ def card(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> dict[st
     return found
 
 
-def legal_name(stored: Stored) -> str | None:
+def legal_name(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> str | None:
     """Return the legal name of the company; without it there is no core identity."""
-    named = card(stored).get("legal_name")
-    return str(named["value"]) if named else None
-
-
-def public_name(stored: Stored) -> str | None:
-    """Return the legal name by which every tenant may know the company."""
-    named = card(stored, (Source.SEARCH, Source.INPI)).get("legal_name")
+    named = card(stored, allowed).get("legal_name")
     return str(named["value"]) if named else None

@@ -10,7 +10,7 @@ import structlog
 
 from ecluse.engine import Event
 from ecluse.flows.enrichment.rules import PRODUCER
-from ecluse.flows.enrichment.states import Evaluation, Fetched, Trigger
+from ecluse.flows.enrichment.states import Asked, Evaluation, Fetched
 
 log = structlog.get_logger(__name__)
 
@@ -18,29 +18,21 @@ REQUESTED = "CompanyEnrichmentRequested"
 STARTED = "CompanyEnrichmentStarted"
 SOURCE_FETCHED = "CompanyEnrichmentSourceFetched"
 COMPLETED = "CompanyEnrichmentCompleted"
+NULLS = dict.fromkeys(("request_id", "job_id", "source_api", "http_status", "error_code", "duration_ms"))
 
 
-def requested(
-    tenant: str,
-    correlation: str,
-    *,
-    key: str,
-    request_id: int,
-    siren: str,
-    siret: str | None,
-    trigger: Trigger,
-    cached: bool,
-) -> Event:
-    """Return the event of a request for a company. `key` names the request that is answered; `cached`: no job was
-    started or joined, hence no Completed follows."""
+def requested(asked: Asked, *, cached: bool) -> Event:
+    """Return the event of a request for a company. `cached`: no job was started or joined, hence no Completed
+    follows."""
     payload = {
-        "request_id": str(request_id),
-        "company_siren": siren,
-        "company_siret": siret,
-        "trigger": str(trigger),
+        "request_id": str(asked.request_id),
+        "company_siren": asked.siren,
+        "company_siret": asked.siret,
+        "trigger": str(asked.trigger),
         "cached": cached,
     }
-    return _event(tenant, f"{REQUESTED}:{request_id}:{key}", REQUESTED, correlation, payload)
+    key = f"{REQUESTED}:{asked.request_id}:{asked.key or asked.trigger}"
+    return _event(asked.tenant, key, REQUESTED, asked.correlation, payload)
 
 
 def started(tenant: str, correlation: str, *, job: int, siren: str, attempt: int) -> Event:
@@ -63,12 +55,7 @@ def source_fetched(tenant: str, correlation: str, *, job: int, siren: str, fetch
 
 
 def completed(tenant: str, correlation: str, *, job: int, siren: str, result: Evaluation) -> Event:
-    payload = {
-        "job_id": str(job),
-        "company_siren": siren,
-        "enrichment_status": str(result.status),
-        **result.counters,
-    }
+    payload = {"job_id": str(job), "company_siren": siren, "enrichment_status": str(result.status), **result.counters}
     key = f"{COMPLETED}:{job}"
     return _event(tenant, key, COMPLETED, correlation, payload, error_message=result.enrichment_error)
 
@@ -77,17 +64,6 @@ def _event(
     tenant: str, key: str, kind: str, correlation: str, payload: Mapping[str, Any], error_message: str | None = None
 ) -> Event:
     """Return the event, after its log line, which has every mandatory field: those without a value are null."""
-    shown = {name: payload.get(name) for name in ("request_id", "job_id", "source_api", "http_status", "error_code")}
-    rest = {name: value for name, value in payload.items() if name not in shown}
-    log.info(
-        kind,
-        area="ENRICHMENT",
-        event_type=kind,
-        tenant_id=tenant,
-        correlation_id=correlation,
-        error_message=error_message,
-        duration_ms=rest.pop("duration_ms", None),
-        **shown,
-        **rest,
-    )
+    about = {"event_type": kind, "tenant_id": tenant, "correlation_id": correlation, "error_message": error_message}
+    log.info(kind, area="ENRICHMENT", **about, **{**NULLS, **payload})
     return Event(tenant, key, kind, f"company:{payload['company_siren']}", payload, correlation, PRODUCER)

@@ -52,11 +52,7 @@ from ecluse.vendors.registers import ErrorCode, Source
 PATIENCE = timedelta(days=14)
 RETRIES = RetryPolicy(executions=3, base=0.25, multiplier=2.0)
 LATER = timedelta(seconds=5)
-LANES = {
-    Source.SEARCH: "recherche-entreprises",
-    Source.INPI: "inpi-rne",
-    Source.RCS: "api-entreprise",
-}
+LANES = {Source.SEARCH: "recherche-entreprises", Source.INPI: "inpi-rne", Source.RCS: "api-entreprise"}
 # No source gave the legal name: the company, which is the target of the run, has failed.
 NAMELESS = """
 SELECT run_id FROM enrichment_sources WHERE run_id = ANY(%s) GROUP BY run_id
@@ -114,13 +110,8 @@ class Enrichment:
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
         """Store the jobs of new runs and dispatch their first source."""
         rows = [
-            {
-                "run_id": run.id,
-                "tenant_id": run.tenant_id,
-                "correlation_id": run.correlation_id or run.event_key,
-                **{name: value for name, value in run.input.items() if name != "recipient"},
-                "siren": run.input["company_siren"],
-            }
+            {**run.input, "siren": run.input["company_siren"], "run_id": run.id, "tenant_id": run.tenant_id}
+            | {"correlation_id": run.correlation_id or run.event_key}
             for run in runs
         ]
         await records.put_jobs(connection, rows)
@@ -133,16 +124,8 @@ class Enrichment:
         if not over:
             return
         rows = [
-            {
-                "run_id": run_id,
-                "source_api": source,
-                "status": result.status,
-                "http_status": result.http_status,
-                "error_code": result.error_code,
-                "message": result.message,
-                "executions": end.executions,
-                "facts": end.kept,
-            }
+            {**vars(result), "run_id": run_id, "source_api": source, "status": result.status}
+            | {"executions": end.executions, "facts": end.kept}
             for run_id, (end, result) in over.items()
         ]
         durations = await records.end_sources(connection, rows)
@@ -278,15 +261,12 @@ def concluded(
     if began:
         check_move(job.siren, before, result.status)
     row = {
-        **result.counters,
+        **vars(result),
         "run_id": job.run_id,
         "siren": job.siren,
-        "status": result.status,
         "began": began,
         "merged": began and result.status is not Status.FAILED,
-        "enrichment_error": result.enrichment_error,
-        "relaunchable": result.relaunchable,
-        "legal_name": card.public_name(merged),
+        "legal_name": card.legal_name(merged, card.PUBLIC),
         "sources": merged,
     }
     return row, result

@@ -18,24 +18,12 @@ OLDEST = """
 SELECT ARRAY[]::text[], coalesce(extract(epoch FROM ecluse_now() - min(created_at)), 0)::float8
 FROM enrichment_jobs WHERE ended_at IS NULL AND status = 'PENDING'
 """
+BY_STATUS = "SELECT ARRAY[enrichment_status], count(*) FROM companies GROUP BY 1"
+OPEN_MEANING = "Jobs that have not ended: PENDING before their first call, then RUNNING."
+OLDEST_MEANING = "Age of the oldest job that has not called a register yet; 0 without any."
 # Name, meaning, statement, labels.
 GAUGES: Sequence[tuple[str, str, str, Sequence[str]]] = (
-    (
-        "enrichment_companies",
-        "Companies by status.",
-        "SELECT ARRAY[enrichment_status], count(*) FROM companies GROUP BY 1",
-        ("status",),
-    ),
-    (
-        "enrichment_jobs_open",
-        "Jobs that have not ended: PENDING before their first call, then RUNNING.",
-        OPEN,
-        ("status",),
-    ),
-    (
-        "enrichment_oldest_pending_seconds",
-        "Age of the oldest job that has not called a register yet; 0 without any.",
-        OLDEST,
-        (),
-    ),
+    ("enrichment_companies", "Companies by status.", BY_STATUS, ("status",)),
+    ("enrichment_jobs_open", OPEN_MEANING, OPEN, ("status",)),
+    ("enrichment_oldest_pending_seconds", OLDEST_MEANING, OLDEST, ()),
 )

@@ -48,7 +48,7 @@ WHERE siren IN (
     SELECT siren FROM companies WHERE enrichment_status IN ('SUCCESS', 'PARTIAL')
       AND updated_at <= ecluse_now() - %(fresh)s::interval
       AND (%(sirens)s::text[] IS NULL OR siren = ANY(%(sirens)s))
-    ORDER BY siren LIMIT %(most)s FOR NO KEY UPDATE)
+    ORDER BY siren LIMIT 500 FOR NO KEY UPDATE)
 """
 BEGIN_CALL = """
 WITH source AS (
@@ -88,12 +88,8 @@ ENDED = """e AS MATERIALIZED (
         merged boolean, enrichment_error text, core_identity_present boolean, sources_success_count integer,
         required_sources_failed_count integer, optional_sources_failed_count integer, relaunchable boolean,
         legal_name text, sources jsonb))"""
-COUNTERS = (
-    "core_identity_present",
-    "sources_success_count",
-    "required_sources_failed_count",
-    "optional_sources_failed_count",
-)
+FAILED = ("required_sources_failed_count", "optional_sources_failed_count")
+COUNTERS = ("core_identity_present", "sources_success_count", *FAILED)
 # A job that never began has changed nothing about its company, which keeps its state.
 END_COMPANIES = f"""
 WITH {ENDED}
@@ -173,12 +169,9 @@ async def look(connection: Connection, sirens: Collection[str]) -> dict[str, Loo
     }
 
 
-async def mark_stale(
-    connection: Connection, fresh: timedelta, sirens: Collection[str] | None = None, most: int = 500
-) -> None:
-    """Mark companies whose data are too old: some, or the first `most` of all."""
-    given = {"fresh": fresh, "sirens": None if sirens is None else list(sirens), "most": most}
-    await connection.execute(MARK_STALE, given)
+async def mark_stale(connection: Connection, fresh: timedelta, sirens: Sequence[str] | None = None) -> None:
+    """Mark companies whose data are too old: those of `sirens`, or the first 500 of all."""
+    await connection.execute(MARK_STALE, {"fresh": fresh, "sirens": sirens})
 
 
 async def put_jobs(connection: Connection, rows: Sequence[Row]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ecluse.engine import Flow, Start, start_runs, write_events
 from ecluse.flows.enrichment import card, events, metrics, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Looked, Taken
-from ecluse.flows.enrichment.states import Status, Trigger
+from ecluse.flows.enrichment.states import Asked, Status, Trigger
 from ecluse.vendors.registers import Source
 
 TRIES = 5
@@ -43,19 +43,12 @@ FROM unnest(%s::bigint[], %s::bigint[]) AS a(id, job) WHERE r.id = a.id
 RECIPIENT = "SELECT api_entreprise_recipient FROM tenants WHERE id = %s"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart; `by`: the
-    name of the caller, for a new request."""
+class Desk(NamedTuple):
+    """What requests are handled with."""
 
-    tenant: str
-    siren: str
-    trigger: Trigger
-    correlation: str
-    request_id: int = 0
-    siret: str | None = None
-    key: str = ""
-    by: str = ""
+    connection: Connection
+    flow: Flow
+    config: Config
 
 
 class Shown(NamedTuple):
@@ -78,11 +71,6 @@ class Launched(NamedTuple):
         return self.job_id is None
 
     @property
-    def joined(self) -> Launched:
-        """The same for a further request of the company."""
-        return self if self.cached else Launched(self.job_id, attached=True)
-
-    @property
     def result(self) -> str:
         return "cached" if self.cached else "attached" if self.attached else "started"
 
@@ -90,77 +78,42 @@ class Launched(NamedTuple):
 STORED = Launched(None, attached=False)
 
 
-async def create(
-    connection: Connection, flow: Flow, config: Config, wanted: Sequence[Asked]
-) -> list[tuple[int, Launched]]:
+async def create(desk: Desk, wanted: Sequence[Asked]) -> list[tuple[int, Launched]]:
     """Insert requests of one tenant and their companies, if they are new; return for each its id and what it leads to.
     `wanted` have no request yet."""
-    looked = await records.look(connection, {one.siren for one in wanted})
-    rows = [
-        {
-            "place": place,
-            "tenant": one.tenant,
-            "siren": one.siren,
-            "siret": one.siret,
-            "correlation": one.correlation,
-            "by": one.by,
-            "job": looked[one.siren].held,
-        }
-        for place, one in enumerate(wanted)
-    ]
-    ids = sorted(await fetch_column(connection, INSERT, (as_json(rows),)))
+    looked = await records.look(desk.connection, {one.siren for one in wanted})
+    rows = [{**vars(one), "place": place, "job": looked[one.siren].held} for place, one in enumerate(wanted)]
+    ids = sorted(await fetch_column(desk.connection, INSERT, (as_json(rows),)))
     made = [replace(one, request_id=id_) for one, id_ in zip(wanted, ids, strict=True)]
-    return [*zip(ids, await launch(connection, flow, config, made, looked), strict=True)]
+    return [*zip(ids, await launch(desk, made, looked), strict=True)]
 
 
-async def launch(
-    connection: Connection,
-    flow: Flow,
-    config: Config,
-    wanted: Sequence[Asked],
-    looked: Mapping[str, Looked] | None = None,
-) -> list[Launched]:
+async def launch(desk: Desk, wanted: Sequence[Asked], looked: Mapping[str, Looked] | None = None) -> list[Launched]:
     """Attach requests of one tenant to the open jobs of their companies, start jobs, or neither; and tell Requested. An
     attached request cannot miss the end of its job: the job's run is locked until this transaction ends. `looked`: the
     companies, as new requests found them, which are attached to the jobs that were locked then."""
     first = {one.siren: one for one in reversed(wanted)}
-    found = await _launch(connection, flow, config, first, looked)
-    made = [found[one.siren] if one is first[one.siren] else found[one.siren].joined for one in wanted]
+    found = await _launch(desk, first, looked)
+    made = [
+        (one, found[one.siren] if one is first[one.siren] else found[one.siren]._replace(attached=True))
+        for one in wanted
+    ]
     moved = {
         one.request_id: launched.job_id
-        for one, launched in zip(wanted, made, strict=True)
+        for one, launched in made
         if launched.job_id is not None and (looked is None or launched.job_id != looked[one.siren].held)
     }
     if moved:
-        await connection.execute(ATTACH, (list(moved), list(moved.values())))
-    for one, launched in zip(wanted, made, strict=True):
+        await desk.connection.execute(ATTACH, (list(moved), list(moved.values())))
+    for one, launched in made:
         metrics.requests[str(one.trigger), launched.result] += 1
-    told = [
-        events.requested(
-            one.tenant,
-            one.correlation,
-            key=one.key or str(one.trigger),
-            request_id=one.request_id,
-            siren=one.siren,
-            siret=one.siret,
-            trigger=one.trigger,
-            cached=launched.cached,
-        )
-        for one, launched in zip(wanted, made, strict=True)
-    ]
-    await write_events(connection, told)
-    return made
+    await write_events(desk.connection, [events.requested(one, cached=launched.cached) for one, launched in made])
+    return [launched for _, launched in made]
 
 
-async def _launch(
-    connection: Connection,
-    flow: Flow,
-    config: Config,
-    first: Mapping[str, Asked],
-    looked: Mapping[str, Looked] | None,
-) -> dict[str, Launched]:
+async def _launch(desk: Desk, first: Mapping[str, Asked], looked: Mapping[str, Looked] | None) -> dict[str, Launched]:
     """Return what the first trigger of each company leads to."""
-    found: dict[str, Launched] = {}
+    (connection, _, config), found = desk, dict[str, Launched]()
     for _ in range(TRIES):
         left = first.keys() - found.keys()
         looked = looked or await records.look(connection, left)
@@ -174,57 +127,45 @@ async def _launch(
                     found[siren] = Launched(job, attached=True)
                 case "start":
                     starting.append(first[siren])
+        looked = None
         try:
             if starting:
                 async with connection.transaction():
-                    stale = [
-                        one.siren for one in starting if rules.is_stale(looked[one.siren].known, config.limits, now)
-                    ]
-                    await records.mark_stale(connection, config.limits.fresh, stale)
-                    started = await start(connection, flow, config, starting, now)
+                    await records.mark_stale(connection, config.limits.fresh, [one.siren for one in starting])
+                    started = await start(desk, starting, now)
                     found |= {siren: Launched(job, attached=False) for siren, job in started.items()}
         except Taken as taken:
             looked = await records.look(connection, first.keys() - found.keys())
             # Without an open job it is the idempotency key: the job of today has succeeded.
-            for siren in taken.sirens:
-                if looked[siren].job is None and first[siren].trigger is not Trigger.MANUAL:
-                    found[siren] = STORED
-        else:
-            looked = None
+            over = [one for one in taken.sirens if looked[one].job is None]
+            found |= {one: STORED for one in over if first[one].trigger is not Trigger.MANUAL}
         if len(found) == len(first):
             return found
     changed = ", ".join(sorted(first.keys() - found.keys()))
     raise Conflict(f"The job of company {changed} changed while this was answered: repeat the request.")
 
 
-async def start(
-    connection: Connection,
-    flow: Flow,
-    config: Config,
-    wanted: Sequence[Asked],
-    now: datetime,
-    trigger: str | None = None,
-) -> dict[str, int]:
+async def start(desk: Desk, wanted: Sequence[Asked], now: datetime, trigger: str | None = None) -> dict[str, int]:
     """Start jobs in the tenant that wants them; return the run of each company. Raise Taken if one has a job.
     `trigger`: that of the jobs, if no request began them."""
+    connection, flow, config = desk
     recipient = await recipient_of(connection, config, wanted[0].tenant)
-    starts = []
+    sources, starts = [str(source) for source in config.asked(recipient)], []
     for one in wanted:
+        key = rules.job_key(one.siren, trigger or one.trigger, now)
         given = {
             "company_siren": one.siren,
             "trigger": trigger or str(one.trigger),
             "request_id": one.request_id,
-            "asked": [str(source) for source in config.asked(recipient)],
+            "asked": sources,
             "recipient": recipient,
-            "idempotency_key": rules.job_key(one.siren, trigger or one.trigger, now),
+            "idempotency_key": key,
         }
-        key = f"enrichment:{given['idempotency_key']}"
-        starts.append(Start(flow, key, one.tenant, given, correlation_id=one.correlation, again=True))
-    started = await start_runs(connection, starts)
-    of_company = {one.siren: found for one, found in zip(wanted, started, strict=True)}
-    if taken := {siren for siren, found in of_company.items() if found.deduplicated}:
+        starts.append(Start(flow, f"enrichment:{key}", one.tenant, given, correlation_id=one.correlation, again=True))
+    found = {one.run.input["company_siren"]: one for one in await start_runs(connection, starts)}
+    if taken := {siren for siren, one in found.items() if one.deduplicated}:
         raise Taken(taken)
-    return {siren: found.run.id for siren, found in of_company.items()}
+    return {siren: one.run.id for siren, one in found.items()}
 
 
 async def recipient_of(connection: Connection, config: Config, tenant: str) -> str | None:

@@ -26,6 +26,21 @@ class Trigger(StrEnum):
     MANUAL = "MANUAL_REFRESH"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart; `by`: the
+    name of the caller, for a new request."""
+
+    tenant: str
+    siren: str
+    trigger: Trigger
+    correlation: str
+    request_id: int = 0
+    siret: str | None = None
+    key: str = ""
+    by: str = ""
+
+
 MOVES: Mapping[Status, frozenset[Status]] = {
     Status.PENDING: frozenset({Status.RUNNING}),
     Status.RUNNING: frozenset({Status.SUCCESS, Status.PARTIAL, Status.FAILED}),

@@ -15,15 +15,15 @@ from ecluse.access.changes import record
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
-from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, writes_of
+from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, id_as_text, writes_of
 from ecluse.db.connect import Connection
 from ecluse.db.groups import Groups
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
 from ecluse.engine import read_published
-from ecluse.flows.enrichment import erasure, requests, rules
+from ecluse.flows.enrichment import erasure, requests, rules, states
 from ecluse.flows.enrichment.clients import Config
-from ecluse.flows.enrichment.requests import Launched
+from ecluse.flows.enrichment.requests import Desk, Launched
 from ecluse.flows.enrichment.states import Trigger
 
 surface = Surface("enrichment")
@@ -163,24 +163,24 @@ async def _waited(asked: Asked, answer: Row) -> Row:
     if answer["cached"] or fresh:
         return answer
     await asked.kit.wait_for_run(int(answer["job_id"]), _config(asked).sync_wait)
-    return _shown(await SHOWN.ask((asked.state.reads, asked.tenant), (asked, int(answer["id"])))) | {"cached": False}
+    return await SHOWN.ask((asked.state.reads, asked.tenant), (asked, int(answer["id"]))) | {"cached": False}
 
 
 async def _show_all(whose: tuple[Reads, str], wanted: Sequence[tuple[Asked, int]]) -> list[Row]:
     (reads, tenant), config, ids = whose, _config(wanted[0][0]), [one for _, one in wanted]
     found = await reads.of(tenant)(lambda connection: requests.show_all(connection, config, tenant, ids))
-    return [found[one].row for one in ids]
+    return [id_as_text(found[one].row) for one in ids]
 
 
 SHOWN = Groups(_show_all)  # requests that waited for the same jobs are read together
 
 
 async def _create(acts: Sequence[Act]) -> list[Row]:
-    one = acts[0]
-    config, wanted = _config(one), [act.before for act in acts]
-    created = await requests.create(one.connection, one.kit.flow(rules.FLOW), config, wanted)
-    found = await requests.show_all(one.connection, config, one.tenant, [request_id for request_id, _ in created])
-    return [_shown(found[request_id].row) | {"cached": launched.cached} for request_id, launched in created]
+    desk = _desk(acts[0], acts[0].connection)
+    created = await requests.create(desk, [act.before for act in acts])
+    ids = [request_id for request_id, _ in created]
+    found = await requests.show_all(desk.connection, desk.config, acts[0].tenant, ids)
+    return [found[request_id].row | {"cached": launched.cached} for request_id, launched in created]
 
 
 @surface.operation(
@@ -196,7 +196,7 @@ async def _create(acts: Sequence[Act]) -> list[Row]:
     refuses=("CONFLICT",),
     command=Command("enrich", arguments=("company_siren",), example="ecluse enrich 552049447"),
 )
-async def create_request(asked: Asked, body: NewRequest) -> requests.Asked:
+async def create_request(asked: Asked, body: NewRequest) -> states.Asked:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them for at most 1.2 s: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
@@ -213,7 +213,7 @@ async def show_request(look: Look, request_id: RequestNumber) -> Row:
         async with writes_of(look.request).connection(look.tenant) as connection, connection.transaction():
             await _launch(look, connection, shown.row, Trigger.OPENED)
             shown = await requests.show(connection, config, look.tenant, request_id)
-    return _shown(shown.row)
+    return shown.row
 
 
 @surface.operation(
@@ -296,17 +296,16 @@ def _administrators_only(asked: Asked) -> None:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} may do this.")
 
 
-def _shown(row: Row) -> Row:
-    job = row["job_id"]
-    return {**row, "id": str(row["id"]), "job_id": None if job is None else str(job)}
+def _desk(asked: Asked, connection: Connection) -> Desk:
+    return Desk(connection, asked.kit.flow(rules.FLOW), _config(asked))
 
 
-def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> requests.Asked:
+def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.Asked:
     key = f"{trigger}:{asked.request_id}"
-    return requests.Asked(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
+    return states.Asked(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
 
 
 async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:
     """Trigger a job by a request that exists."""
     about = _about(asked, row["id"], row["company_siren"], row["company_siret"], trigger)
-    return (await requests.launch(connection, asked.kit.flow(rules.FLOW), _config(asked), [about]))[0]
+    return (await requests.launch(_desk(asked, connection), [about]))[0]

@@ -13,8 +13,8 @@ from ecluse.engine import Flow
 from ecluse.flows.enrichment import erasure, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Taken
-from ecluse.flows.enrichment.requests import SWEEP, Asked, start
-from ecluse.flows.enrichment.states import Status, Trigger
+from ecluse.flows.enrichment.requests import SWEEP, Desk, start
+from ecluse.flows.enrichment.states import Asked, Status, Trigger
 
 log = structlog.get_logger(__name__)
 MOST = 100  # companies per sweep
@@ -54,7 +54,7 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
         asked = Asked(tenant, siren, Trigger.OPENED, correlation, request)
         try:
             async with connection.transaction():
-                job = (await start(connection, flow, config, [asked], now, SWEEP))[siren]
+                job = (await start(Desk(connection, flow, config), [asked], now, SWEEP))[siren]
                 await connection.execute("UPDATE requests SET job_id = %s WHERE id = %s", (job, request))
         except Taken:  # by a request, or by the sweep of another replica
             continue
