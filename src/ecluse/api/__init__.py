@@ -48,11 +48,13 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations = {}  # by name, for the forms of the pages
     of_pricing, of_jobs = (projects, pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
-    flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs, enrichment)
+    flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)
     others = [package.surface for package in packages if package.surface is not None]
-    parts: list[Any] = [me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify, realtime, events, pusher]
+    # Routes are searched one by one: those that programs call most are first.
+    parts: list[Any] = [enrichment, me, *own, redrives, outcomes, leases, schedules, *flows, *of_notify]
+    parts += [realtime, events, pusher]
     for part in [*parts, *others]:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
         app.state.operations |= part.operations if isinstance(part, Surface) else {}

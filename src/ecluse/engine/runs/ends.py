@@ -1,20 +1,24 @@
 """The wait for the end of a run, in the process that waits. The notification of an end wakes the waiters of that run
-alone, and all of them share one look at its row."""
+alone, and all of them share one look at its row; looks at several runs at once are one statement."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ecluse.base.clock import Clock
+from ecluse.base.errors import NotFound
 from ecluse.db.connect import Pool
+from ecluse.db.groups import Groups
 from ecluse.db.outage import ignoring_outage
-from ecluse.engine.runs import lifecycle
+from ecluse.db.query import fetch_rows
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 0.5  # the longest look at the end of a wait
+ENDED = "SELECT id, ended_at IS NOT NULL FROM runs WHERE id = ANY(%s)"
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class RunEnds:
         self._pool = pool
         self._clock = clock
         self._watches: dict[int, Watch] = {}
+        self._looks = Groups(self._look_at)
 
     def heard(self, run_id: int | None) -> None:
         """Wake the waiters of a run that has ended; None: any run may have, because notifications were lost."""
@@ -74,8 +79,16 @@ class RunEnds:
         return watch.look
 
     async def _has_ended(self, run_id: int) -> bool:
+        ended = await self._looks.ask("runs", run_id)
+        if ended is None:
+            raise NotFound(f"There is no run {run_id}.")
+        return ended
+
+    async def _look_at(self, _: str, run_ids: Sequence[int]) -> list[bool | None]:
         async with self._pool.connection() as connection:
-            return await lifecycle.has_ended(connection, run_id)
+            rows = await fetch_rows(connection, ENDED, (list(run_ids),))
+        found: dict[int, bool] = dict(rows)
+        return [found.get(run_id) for run_id in run_ids]
 
 
 def _failed(look: asyncio.Task[bool]) -> bool:
