@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from psycopg_pool import PoolTimeout
 
 from ecluse.db.connect import pool as open_pool

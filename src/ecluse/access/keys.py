@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import psycopg
-import structlog
 
 from ecluse.access import tenants
 from ecluse.access.permissions import ROLES, permissions_of
@@ -28,8 +27,6 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.db.outage import ignoring_outage, is_unavailable
 from ecluse.db.query import fetch_all, fetch_one, fetch_value
 from ecluse.db.reads import Reads
-
-log = structlog.get_logger(__name__)
 
 PREFIX = "ecl_"
 HINT = len(PREFIX) + 4

@@ -19,7 +19,6 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import psycopg
-import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool
@@ -28,8 +27,6 @@ from pydantic_core import from_json
 from ecluse.base.errors import SetUpError
 from ecluse.db.outage import one_line
 from ecluse.db.server import OPTIONS_REFUSED, given_up_after, hang_up, refuse_shared_sessions, too_old
-
-log = structlog.get_logger(__name__)
 
 LIBPQ = {
     "connect_timeout": "5",

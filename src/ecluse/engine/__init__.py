@@ -13,7 +13,6 @@ from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
-from ecluse.engine.lanes.registry import list_lanes
 from ecluse.engine.lanes.rows import put_lanes, retire_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
 from ecluse.engine.model.alerts import Alert, Alerts, Measure, Measured

@@ -7,15 +7,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import structlog
-
 from ecluse.db.connect import Pool
 from ecluse.db.outage import ignoring_outage
 from ecluse.db.query import fetch_value
 from ecluse.engine import read_published
 from ecluse.realtime.hub import Hub
 
-log = structlog.get_logger(__name__)
 POLL_SECONDS = 1.0
 PAGE = 100  # far below a listener's queue: a listener that keeps up has sent one page before the next is read
 NEWEST = "SELECT coalesce(max(published_seq), 0) FROM events_outbox"

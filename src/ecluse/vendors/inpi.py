@@ -64,7 +64,6 @@ class Firm(CamelCase):
     nom_commercial: str | None = None
     code_ape: str | None = None
     date_immat: str | None = None
-    date_debut_activ: str | None = None
 
 
 class Power(CamelCase):

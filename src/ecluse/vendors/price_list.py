@@ -98,7 +98,6 @@ class PriceListShop:
     """The price list as a shop: an article is a product of its own. It has no tags and no costs. A price is written at
     the version that was read last, so that a change in between is not overwritten, and a write is one call."""
 
-    most_written = 1
     most_read = 1
     throttle: Throttle | None = None
 

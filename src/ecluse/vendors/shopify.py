@@ -168,7 +168,6 @@ class _SetPrices(_Answer):
 class Shopify:
     """Client of one shop. `http` has the origin of the shop as its base URL; `currency` is that of the shop."""
 
-    most_written = 250
     most_read = 250
 
     def __init__(self, http: VendorHttp, currency: str) -> None:

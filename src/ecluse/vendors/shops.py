@@ -60,7 +60,6 @@ class Shop(Protocol):
     prices are in the shop's currency. Methods raise a `VendorError`; a refusal of all calls has a code in `CRITICAL`.
     `throttle` is the cost bucket as the last answer showed it; None if the shop has none."""
 
-    most_written: int  # variants per `set_prices`, all of one product
     most_read: int  # ids per `prices`
     throttle: Throttle | None
 

@@ -8,11 +8,11 @@ fails, nothing is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ecluse.base.alarm import Alarm
 from ecluse.base.clock import Clock
@@ -279,21 +279,3 @@ class Lanes:
                 self._rings_at[lane_id] = until
                 self._alarm.set((until - now).total_seconds() + A_MOMENT)
         self.on_change()
-
-
-LIST = """
-SELECT l.name, l.max_in_flight, l.max_per_key, l.per_second, coalesce(l.set_burst, l.declared_burst, l.burst) AS burst,
-       l.paused_at, l.paused_by, l.paused_reason,
-       l.clock_stopped_at, CASE WHEN l.held_until > ecluse_now() THEN l.held_until END AS held_until, l.held_reason,
-       CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since, l.last_failure,
-       (SELECT coalesce(sum(in_flight), 0)::int FROM claims c WHERE c.lane_id = l.id AND c.in_flight > 0) AS in_flight,
-       (SELECT count(*) FROM items i WHERE i.lane_id = l.id AND i.claim_id IS NULL)::int AS waiting
-FROM lanes l WHERE l.base = ANY(%s) AND (l.tenant_id IS NULL OR l.tenant_id = %s) ORDER BY l.name
-"""
-
-
-async def list_lanes(connection: Connection, bases: Collection[str], tenant: str) -> list[dict[str, Any]]:
-    """Return the declared lanes of these names and the lanes beneath them, those that are the tenant's or shared,
-    ordered by name, with their calls in flight and waiting items. `down_since` is set if the breaker has opened and no
-    call has been answered since."""
-    return await fetch_all(connection, dict, LIST, (list(bases), tenant))

@@ -13,14 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-import structlog
-
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine.work.claim import AHEAD_SECONDS, Claimant
 from ecluse.engine.work.worker_slots import WorkerSlots
-
-log = structlog.get_logger(__name__)
 
 POINTED_CRASHES = 3  # fewer are a coincidence
 POINTED_SHARE = 0.8  # of the workers that died since its first crash
