@@ -49,7 +49,7 @@ class Groups(Generic[K, T, R]):
     async def _answer(self, key: K, group: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
         try:
             answers = await self._do(key, [asked for asked, _ in group])
-        except Exception as error:  # any error is the answer of its callers
+        except Exception as error:  # noqa: BLE001 - any error is the answer of its callers
             if len(group) > 1 and not isinstance(error, Busy) and not is_unavailable(error):
                 for one in group:
                     await self._answer(key, [one])
