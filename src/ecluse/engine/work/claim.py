@@ -56,8 +56,36 @@ turn AS (
     FROM (SELECT lane_id, sum(weight) AS permits FROM mine GROUP BY 1) m JOIN lane x ON x.id = m.lane_id
     WHERE l.id = m.lane_id
       AND (num_nonnulls(l.max_in_flight, l.max_per_key, l.spacing) > 0 OR l.failures >= l.break_after)),"""
-ALL_LANES = """
-ours AS MATERIALIZED (SELECT * FROM lanes WHERE id = ANY(%(lanes)s)),"""
+WITHIN_CAPS = """
+-- A call starts as soon as one permit is free, whatever its weight, and the next call waits for as many permits as its
+-- weight: heavy calls are not passed over. The lane's burst is lowered by what the heaviest call may take too early.
+mine AS MATERIALIZED (SELECT * FROM (
+    SELECT g.*, g.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * g.spacing
+               AS start_at
+    FROM (
+        SELECT p.*, CASE WHEN p.spacing IS NULL THEN 1 ELSE
+                 (%(weights)s::int[])[array_position(%(work)s, p.flow || '/' || p.stage)] END AS weight,
+               row_number() OVER (PARTITION BY p.lane_id, p.tenant_id ORDER BY p.order_at, p.id) AS place
+        FROM (
+            SELECT p.*, a.event_key, a.correlation_id, coalesce(b.n, 0)
+                   + row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id) AS in_group
+            FROM picked p JOIN alive a ON a.id = p.run_id
+            LEFT JOIN busy b ON b.lane_id = p.lane_id AND b.group_key = p.group_key) p
+        WHERE p.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= p.max_per_key) g
+    WHERE g.place <= g.most) m
+    WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
+),"""
+
+# Lanes without caps, rates or breakers: all that is picked may start at once. A lane that has got one since this replica
+# read it is left out until the replica has read it again.
+UNCAPPED_LANES = """
+ours AS MATERIALIZED (
+    SELECT * FROM lanes WHERE id = ANY(%(lanes)s)
+    AND num_nulls(max_in_flight, max_per_key, per_second, break_after) = 4),"""
+ALL_PICKED = """
+mine AS MATERIALIZED (
+    SELECT p.id, p.run_id, p.stage, p.lane_id, a.event_key, a.correlation_id, NULL::timestamptz AS start_at
+    FROM picked p JOIN alive a ON a.id = p.run_id),"""
 
 CLAIM = """
 WITH RECURSIVE clock AS MATERIALIZED (SELECT ecluse_now() AS now),{ours}
@@ -143,24 +171,7 @@ alive AS MATERIALIZED (
         SELECT id, event_key, correlation_id FROM runs WHERE id = p.run_id AND ended_at IS NULL AND NOT ending
         FOR SHARE SKIP LOCKED) r
 ),
--- A call starts as soon as one permit is free, whatever its weight, and the next call waits for as many permits as its
--- weight: heavy calls are not passed over. The lane's burst is lowered by what the heaviest call may take too early.
-mine AS MATERIALIZED (SELECT * FROM (
-    SELECT g.*, g.base + (sum(g.weight) OVER (PARTITION BY g.lane_id ORDER BY g.order_at, g.id) - g.weight) * g.spacing
-               AS start_at
-    FROM (
-        SELECT p.*, CASE WHEN p.spacing IS NULL THEN 1 ELSE
-                 (%(weights)s::int[])[array_position(%(work)s, p.flow || '/' || p.stage)] END AS weight,
-               row_number() OVER (PARTITION BY p.lane_id, p.tenant_id ORDER BY p.order_at, p.id) AS place
-        FROM (
-            SELECT p.*, a.event_key, a.correlation_id, coalesce(b.n, 0)
-                   + row_number() OVER (PARTITION BY p.lane_id, p.group_key ORDER BY p.order_at, p.id) AS in_group
-            FROM picked p JOIN alive a ON a.id = p.run_id
-            LEFT JOIN busy b ON b.lane_id = p.lane_id AND b.group_key = p.group_key) p
-        WHERE p.max_per_key IS NULL OR p.group_key IS NULL OR p.in_group <= p.max_per_key) g
-    WHERE g.place <= g.most) m
-    WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
-),{turn}
+{mine}{turn}
 claim AS (
     INSERT INTO claims (replica_id, run_id, stage, lane_id, taken, taken_at, apart)
     SELECT %(replica)s, run_id, stage, lane_id, count(*), now, %(apart)s::text FROM mine, clock
@@ -173,7 +184,8 @@ WHERE i.id = m.id
 RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.payload, i.round, i.executions, i.crashes,
           m.event_key, m.correlation_id, i.lane_id, c.id, c.fence, m.start_at, i.suspicion, i.solo_deaths
 """
-CLAIM_FREE, CLAIM_CAPPED = CLAIM.format(ours=ALL_LANES, turn=""), CLAIM.format(ours=LOCKED_LANES, turn=TAKE_TURN)
+CLAIM_CAPPED = CLAIM.format(ours=LOCKED_LANES, mine=WITHIN_CAPS, turn=TAKE_TURN)
+CLAIM_FREE = CLAIM.format(ours=UNCAPPED_LANES, mine=ALL_PICKED, turn="")
 
 
 class Claimant(NamedTuple):
