@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.db.connect import Connection
-from ecluse.db.query import as_json, fetch_column, fetch_value
+from ecluse.db.query import fetch_column, fetch_value
 from ecluse.engine.model.flow import NewItem, Run
 from ecluse.engine.outbox import events
 
 SELECT = """
 WITH t AS MATERIALIZED (
-    SELECT DISTINCT run, target FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(run bigint, target text)),
+    SELECT DISTINCT run, target FROM unnest(%(run_of)s::bigint[], %(targets)s::text[]) AS t(run, target)),
 chosen AS (
     UPDATE runs r SET selected = n.targets
     FROM (SELECT id, count(t.target) AS targets FROM unnest(%(runs)s::bigint[]) AS g(id)
@@ -22,7 +22,8 @@ noted AS (
     INSERT INTO run_log (run_id, at, level, message, data)
     SELECT id, ecluse_now(), 'info', 'selected ' || selected || ' targets', jsonb_build_object('targets', selected)
     FROM chosen),
-opened AS (INSERT INTO outcomes (run_id, target) SELECT t.run, t.target FROM t JOIN chosen ON chosen.id = t.run)
+opened AS (INSERT INTO outcomes (run_id, target) SELECT t.run, t.target FROM t JOIN chosen ON chosen.id = t.run
+           ORDER BY t.run, t.target)
 SELECT id FROM chosen
 """
 
@@ -30,13 +31,13 @@ SELECT id FROM chosen
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
     """Store the targets of runs, each with an open outcome; `targets` has the items of each run, by run id. Decided
     once per run: a replay keeps the first selection."""
-    rows = [
-        {"run": run_id, "target": storable(item.target or item.key, LONGEST_KEY)}
-        for run_id, items in targets.items()
-        for item in items
-    ]
+    given = {
+        "runs": list(targets),
+        "run_of": [run_id for run_id, items in targets.items() for _ in items],
+        "targets": [storable(item.target or item.key, LONGEST_KEY) for items in targets.values() for item in items],
+    }
     async with connection.transaction():
-        if chosen := await fetch_column(connection, SELECT, {"rows": as_json(rows), "runs": list(targets)}):
+        if chosen := await fetch_column(connection, SELECT, given):
             await events.write_run_events(connection, chosen, "selected")
 
 
