@@ -237,7 +237,7 @@ class Committer:
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> dict[ClaimKey, Accepted]:
     """Store the results of items; return the accepted ones, by claim key. The others lost their claim (fenced)."""
     rows = await fetch_rows(connection, STORE, parameters, prepare=True)
-    return {(item, claim): Accepted(*stored) for item, claim, *stored in rows}
+    return {(item, claim): Accepted(executions, code, error) for item, claim, executions, code, error in rows}
 
 
 def _why(error: Exception) -> str:
