@@ -178,6 +178,13 @@ async def test_concurrent_claims_never_hand_out_an_item_twice_and_together_hand_
     assert one("SELECT count(*) FROM items WHERE claim_id IS NULL") == 0
 
 
+async def test_a_lane_that_has_a_cap_meanwhile_is_not_claimed_from_as_one_without(board):
+    lane = await board.lane(max_in_flight=1)
+    await board.run(2)
+    assert await board.claim(free=[lane]) == []
+    assert len(await board.claim(lane)) == 1
+
+
 # --- caps over several replicas
 
 
