@@ -116,7 +116,7 @@ bench-start: .venv/.ready ## Time from the answer to a start to the first vendor
 bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
 	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
 
-bench-fairness: .venv/.ready ## What one tenant at its worst costs another; SECONDS=60, JSON=1 prints JSON
+bench-fairness: .venv/.ready ## How much one tenant under full load slows another; SECONDS=60, JSON=1 prints JSON
 	$(BIN)/python -m bench.fairness $(if $(SECONDS),--seconds $(SECONDS)) $(if $(filter 1,$(JSON)),--json)
 
 bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,000 of them; JSON=1 prints JSON

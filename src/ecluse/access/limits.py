@@ -141,8 +141,8 @@ class Limiter:
         return close
 
     async def require_room(self, connection: Connection, tenant: str, name: str) -> None:
-        """Raise Refused if the tenant has as many of these (a name in COUNTED) as allowed. In the transaction that adds
-        one: until it ends, no other adds one."""
+        """Raise Refused if the tenant already has as many records of this kind (`name` in COUNTED) as allowed. Call it
+        in the transaction that inserts one: it locks the tenant, so that no other transaction inserts one meanwhile."""
         if most := getattr(self.allowed, name):
             await connection.execute(LOCK, (tenant,))
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:

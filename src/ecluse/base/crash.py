@@ -30,7 +30,6 @@ POINTS = (
 )
 POINTS_OF_A_TICK = ("in tick", "after tick")
 POINTS_OF_AUTOMATION = ("in dispatch",)
-POINTS_OF_PAYING = ("after reserve",)
 POINTS_OF_RETENTION = ("in prune", "after prune")
 POINTS_OF_ROTATION = ("in rotation", "after rotation")
 

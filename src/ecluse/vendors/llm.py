@@ -120,8 +120,8 @@ class Llm:
         http.hide(self._api_key)
 
     async def ping(self) -> None:
-        """Make a cheap call with the key, to find out whether the vendor accepts it. Without a model of its own, the
-        client is not configured, although audits may name models."""
+        """Make a cheap call with the key, to find out whether the vendor accepts it. Raise
+        NOT_CONFIGURED if the client has no key or no model of its own, even if audits name models."""
         headers, explained = self._headers(self._model), partial(explain, names=self._names)
         await self._http.call("GET", "/models", Models, headers=headers, explain=explained, deadline=PING_SECONDS)
 

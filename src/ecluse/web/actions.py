@@ -31,7 +31,7 @@ class Said(NamedTuple):
     link: str
 
 
-RUNS, SCHEDULES, LANES, AUDITS = "/ui/runs", "/ui/schedules", "/ui/lanes", "/ui/audits"
+SCHEDULES, LANES, AUDITS = "/ui/schedules", "/ui/lanes", "/ui/audits"
 CONNECTIONS = "/ui/connections"
 PRICING, PROJECTS, RULES = "/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules"
 RULE_RUN = "/ui/pricing/runs/{id}"

@@ -122,7 +122,8 @@ def failed(
     chance: random.Random,
     spared: Spared | None = None,
 ) -> ItemResult:
-    """Log a failed execution and return its result: a retry or a failure. `error` ended the execution; `in_doubt`: it
+    """Log a failed execution and return its result: a retry, a failure, or a release, if it only asked about
+    the last send of a write and the budget is used up. `error` ended the execution; `in_doubt`: it
     was interrupted while a write was in flight. `spared`: the failure is the vendor's fault and counts no execution,
     except for a write in doubt. `chance` is the source of the jitter of the backoff."""
     item = claimed.item

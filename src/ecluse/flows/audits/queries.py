@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_one, fetch_rows
 from ecluse.flows.audits.store import STAGE
-
-Status = Literal["pending", "running", "completed", "failed"]
 
 # A repeated call that may have been paid twice is recorded as an attempt of its item (`maybe_paid`).
 SHOW = f"""

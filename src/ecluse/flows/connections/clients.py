@@ -57,8 +57,9 @@ def of_record(kind: Kind, base_url: str, key: str, model: str | None) -> Access:
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What clients need besides their connection. `environment` has the connections of the tenant `default`;
-    `read_secret` decrypts the keys of records and schedules; `connections` of a client at most at once; `upload`:
-    Ecluse downloads the recordings and uploads them to the provider."""
+    `read_secret` decrypts the keys of records and schedules; `connections`: most HTTP connections that one
+    client opens at once; `upload`: Ecluse downloads recordings and uploads them to the provider, instead of passing
+    their URLs."""
 
     environment: Mapping[Kind, Access] = field(default_factory=dict)
     read_secret: ReadSecret | None = None

@@ -160,8 +160,9 @@ def evaluate(fetched: Sequence[Fetched], *, core_identity: bool) -> Evaluation:
 
 
 def enrichment_error(failed: Sequence[Fetched], *, core_identity: bool) -> str | None:
-    """Return the failures as `SOURCE:HTTP:ERROR_CODE|…` in the order of the sources, cut between two entries; None if
-    there is none."""
+    """Return the failed sources as `SOURCE:HTTP:ERROR_CODE`, joined by `|`, cut between two entries; None if there is
+    nothing to report. If the required source answered and there is no legal name (`core_identity` False),
+    CORE_IDENTITY_MISSING comes first."""
     entries = [f"{one.source}:{one.http_status or '-'}:{one.error_code}" for one in failed]
     if not core_identity and not any(one.source in REQUIRED for one in failed):
         entries.insert(0, f"{Source.SEARCH}:200:{ErrorCode.CORE_IDENTITY_MISSING}")

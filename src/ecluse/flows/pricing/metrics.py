@@ -88,7 +88,7 @@ ORDER BY p.id
 
 METRICS = (
     Metric("rules.apply.count", "counter", "Executions of targets.", "applies"),
-    Metric("rules.apply.duration_ms", "histogram", "From the start of an apply to its end.", "runs"),
+    Metric("rules.apply.duration_ms", "histogram", "From the request for an apply to its end.", "runs"),
     Metric("rules.apply.success_rate", "gauge", RATE, "success_rate", {"of": "24h"}),
     Metric("rules.apply.success_rate", "gauge", RATE, "last_run_rate", {"of": "last_run"}),
     Metric("rules.dlq.size", "gauge", "Failed targets.", "dead", {"sent": "true"}),
