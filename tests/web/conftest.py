@@ -29,6 +29,21 @@ def aside(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return thread.submit(call, *arguments, **options).result()
 
 
+def unreadable(page: Page) -> list[str]:
+    """What is wrong with a page on a laptop and, in the dark, on a phone; only colours and sizes are judged twice."""
+    page.evaluate(AXE.read_text())
+    found = []
+    again = "{runOnly: ['color-contrast', 'target-size']}"
+    for screen, scheme, rules in ((LAPTOP, "light", "{}"), (PHONE, "dark", again)):
+        page.set_viewport_size(screen)
+        page.emulate_media(color_scheme=scheme)
+        violations = page.evaluate(f"axe.run({rules})")["violations"]
+        found += [f"{page.url} {scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
+        wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        found += [] if wide <= room else [f"{page.url} has to be moved sideways on {screen}"]
+    return found
+
+
 @pytest.fixture
 def follow() -> Iterator[Callable[[Reader, str], LivePage]]:
     opened: list[LivePage] = []

@@ -12,7 +12,7 @@ from tests.support.api_server import new_key, serving
 from tests.support.pages import Reader, text
 from tests.support.registers import ONLY_SEARCH, OPPOSED, PLACES, SNCF, UNKNOWN
 from tests.support.waits import wait_for
-from tests.web.conftest import AXE, LAPTOP, PHONE, aside
+from tests.web.conftest import aside, unreadable
 
 pytestmark = pytest.mark.long
 
@@ -128,12 +128,5 @@ def test_the_pages_are_accessible_on_any_screen(operator, visit, asked, pages_ds
     cards = [f"/ui/requests/{asked[siren]}" for siren in (SNCF, UNKNOWN)]
     for path in ["/ui/requests", *cards, "/ui/requests/sources", "/ui/do/create_request"]:
         visitor.go(path)
-        page.evaluate(AXE.read_text())
-        for screen, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
-            page.set_viewport_size(screen)
-            page.emulate_media(color_scheme=scheme)
-            violations = page.evaluate("axe.run()")["violations"]
-            found += [f"{path} {scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
-            wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-            assert wide <= room, f"{path} has to be moved sideways on {screen}"
+        found += unreadable(page)
     assert not found, "\n".join(found)

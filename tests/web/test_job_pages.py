@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.api_server import new_key
 from tests.support.job_world import JobWorld, claim, report
-from tests.web.conftest import AXE, LAPTOP, PHONE, aside
+from tests.web.conftest import aside, unreadable
 
 pytestmark = pytest.mark.long
 EVIL = '<script>alert("x")</script>'
@@ -159,13 +159,5 @@ PAGES = ("/ui/jobs", "/ui/jobs/{job}", "/ui/jobs/schedules", "/ui/jobs/schedules
 def test_the_pages_are_accessible_on_any_screen(reader, visit, operator, world, path):
     schedule, job, _ = aside(failed_job, world)
     page = visit(reader.client, reduced_motion="reduce").enter(operator.key, path.format(job=job, schedule=schedule))
-    page.evaluate(AXE.read_text())
-    found = []
-    for screen, scheme in ((LAPTOP, "light"), (PHONE, "dark")):
-        page.set_viewport_size(screen)
-        page.emulate_media(color_scheme=scheme)
-        violations = page.evaluate("axe.run()")["violations"]
-        found += [f"{scheme} {one['id']} {node['html']}" for one in violations for node in one["nodes"]]
-        wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide <= room, f"it has to be moved sideways on {screen}"
+    found = unreadable(page)
     assert not found, "\n".join(found)
