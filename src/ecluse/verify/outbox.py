@@ -73,9 +73,11 @@ WHERE NOT care.moved AND published_seq IS NULL AND greatest(occurred_at, care.si
 ORDER BY e.id
 """  # noqa: S608 - the fragments above
 
-# An alert and its events are one transaction. Events older than the oldest one are deleted.
+# An alert and its events are one transaction. Events older than the oldest one are deleted. The latest run of the flow
+# tells the story.
 OF_ALERTS = """
-SELECT 'alert ' || a.id AS subject, format('%s, but without an event', w.what) AS message
+SELECT 'alert ' || a.id AS subject, format('%s, but without an event', w.what) AS message,
+       (SELECT max(r.id) FROM runs r WHERE r.tenant_id = a.tenant_id AND r.flow = a.flow) AS run_id
 FROM alerts a CROSS JOIN LATERAL (VALUES ('raised', a.raised_at), ('cleared', a.cleared_at)) AS w(what, at)
 LEFT JOIN events_outbox e ON e.tenant_id = a.tenant_id AND e.event_key = format('%s-alert-%s-%s:%s', a.flow, a.id,
     to_char(a.raised_at AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS"Z"'), w.what)
