@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import Generic, TypeVar
 
 from ecluse.db.outage import is_unavailable
-from ecluse.db.shares import Busy
+from ecluse.db.shares import AllBusy, Busy
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Groups(Generic[K, T, R]):
         try:
             answers = await self._do(key, [asked for asked, _ in group])
         except Exception as error:  # noqa: BLE001 - any error is the answer of its callers
-            if len(group) > 1 and not isinstance(error, Busy) and not is_unavailable(error):
+            if len(group) > 1 and not isinstance(error, Busy | AllBusy) and not is_unavailable(error):
                 for one in group:
                     await self._answer(key, [one])
                 return

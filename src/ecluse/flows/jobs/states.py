@@ -83,8 +83,8 @@ OVERDUE = OPEN.format(
 )
 END = f"""
 WITH e AS (
-    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS e(run_id text, was text, status text, error_code text, error text,
-        exit_code integer, output jsonb, job_status text, retry_at timestamptz, next_id text)),
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS e(run_id text, was text, status text, error_code text,
+        error text, exit_code integer, output jsonb, job_status text, retry_at timestamptz, next_id text)),
 ended AS (
     UPDATE job_runs r SET status = e.status, ended_at = %(now)s, error_code = e.error_code, error = e.error,
         exit_code = e.exit_code, output = e.output
