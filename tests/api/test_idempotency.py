@@ -50,7 +50,7 @@ def test_many_at_once_start_one_run(api, one):
 
 def test_a_repetition_beside_the_first_is_told_to_come_back(api, dsn, one):
     with psycopg.connect(dsn) as first:
-        first.execute(idempotency.TAKE, {"tenant": "default", "key": "slow", "asked": b""})
+        first.execute(idempotency.TAKE, {"tenant": "default", "keys": ["slow"], "asked": [b""]})
         waiting = once(api, "slow")
         assert (waiting.status, waiting.code, waiting.headers["Retry-After"]) == (409, "IN_PROGRESS", "1")
         first.rollback()  # the first one died: it leaves nothing that would block the key

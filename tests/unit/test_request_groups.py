@@ -79,6 +79,13 @@ async def test_an_unavailable_database_is_not_asked_again_for_each(work: Work) -
     assert len(work.done) == 1
 
 
+async def test_a_group_that_waited_too_long_for_a_lock_is_repeated(work: Work) -> None:
+    work.gate.set()
+    work.error = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+    assert await work.ask(1, -2) == [work.error] * 2
+    assert [asked for _, asked in work.done] == [[1, -2]] * groups.TRIES
+
+
 async def test_a_caller_that_has_gone_leaves_the_group_alone(work: Work) -> None:
     gone, stays = (asyncio.create_task(work.groups.ask("a", one)) for one in (1, 2))
     while not work.done:

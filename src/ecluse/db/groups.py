@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context
 from typing import Generic, TypeVar
 
+import psycopg
+
 from ecluse.db.outage import is_unavailable
 from ecluse.db.shares import AllBusy, Busy
 
@@ -16,6 +18,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 MOST = 100  # per group: a longer transaction would delay its first callers
+TRIES = 3  # of a group that waits too long for a lock: a group of another key has the same records
 
 
 class Groups(Generic[K, T, R]):
@@ -46,10 +49,13 @@ class Groups(Generic[K, T, R]):
             await self._answer(key, [line.popleft() for _ in range(min(len(line), MOST))])
         del self._lines[key]
 
-    async def _answer(self, key: K, group: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _answer(self, key: K, group: Sequence[tuple[T, asyncio.Future[R]]], tries: int = TRIES) -> None:
         try:
             answers = await self._do(key, [asked for asked, _ in group])
         except Exception as error:  # noqa: BLE001 - any error is the answer of its callers
+            if isinstance(error, psycopg.errors.LockNotAvailable) and tries > 1:
+                await self._answer(key, group, tries - 1)
+                return
             if len(group) > 1 and not isinstance(error, Busy | AllBusy) and not is_unavailable(error):
                 for one in group:
                     await self._answer(key, [one])
