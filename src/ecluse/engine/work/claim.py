@@ -76,8 +76,8 @@ mine AS MATERIALIZED (SELECT * FROM (
     WHERE m.start_at IS NULL OR m.start_at <= (SELECT now FROM clock) + %(ahead)s * interval '1 second'
 ),"""
 
-# Lanes without caps, rates or breakers: all that is picked may start at once. A lane that has got one since this replica
-# read it is left out until the replica has read it again.
+# Lanes without caps, rates or breakers: all that is picked may start at once. A lane that has got one since this
+# replica read it is left out until the replica has read it again.
 UNCAPPED_LANES = """
 ours AS MATERIALIZED (
     SELECT * FROM lanes WHERE id = ANY(%(lanes)s)
