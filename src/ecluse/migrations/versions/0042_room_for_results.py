@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0044"
-down_revision = "0043"
+revision = "0042"
+down_revision = "0041"
 
 # With half of a page free, the third version found room only where the first had been pruned already, and a quarter of
 # the finished items wrote their index entries again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0043"
+revision = "0041"
 down_revision = "0040"
 
 # A view takes the place of the table: servers of the version before list alerts until they are replaced.
