@@ -14,6 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
@@ -135,6 +136,11 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
+def age(request: Request) -> timedelta:
+    """Return the time since the request was received."""
+    return timedelta(seconds=time.perf_counter() - request.state.began)
+
+
 def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None, kind: str = JSON) -> Response:
     return Response(as_bytes(value), status, headers, kind)
 
@@ -161,9 +167,9 @@ class Envelope:
         sent = Headers(scope=scope)
         given = sent.get("x-request-id", "")
         this = given if HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = this
-        replica = scope["app"].state.kit.replica
         began, status, taken = time.perf_counter(), 0, 0
+        scope.setdefault("state", {}).update(request_id=this, began=began)
+        replica = scope["app"].state.kit.replica
 
         async def limited() -> Message:
             nonlocal taken

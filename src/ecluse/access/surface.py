@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -26,7 +27,7 @@ from pydantic import BaseModel
 from ecluse.access import answers, door, idempotency, permissions
 from ecluse.access.changes import Change, record_all
 from ecluse.access.door import caller_of, needs
-from ecluse.access.envelope import request_id
+from ecluse.access.envelope import age, request_id
 from ecluse.access.idempotency import Answer, Call, Outcome, call_of, carry_out, response
 from ecluse.access.keys import Caller
 from ecluse.access.listing import Cursor, Listing, read_page
@@ -93,6 +94,10 @@ class Asked:
     @property
     def request_id(self) -> str:
         return request_id(self.request)
+
+    @property
+    def age(self) -> timedelta:
+        return age(self.request)
 
 
 @dataclass(frozen=True)

@@ -156,13 +156,13 @@ def _config(asked: Asked) -> Config:
 
 
 async def _waited(asked: Asked, answer: Row) -> Row:
-    """Wait for the end of the job for a moment, unless there are fresh data, and return the request as it is then. The
-    job goes on in any case."""
+    """Wait for the end of the job, until the request is 1.2 s old, unless there are fresh data, and return the request
+    as it is then. The job goes on in any case."""
     updated_at = answer["company_updated_at"]
     fresh = updated_at is not None and asked.kit.clock.now() - updated_at < _config(asked).limits.fresh
     if answer["cached"] or fresh:
         return answer
-    await asked.kit.wait_for_run(int(answer["job_id"]), _config(asked).sync_wait)
+    await asked.kit.wait_for_run(int(answer["job_id"]), _config(asked).sync_wait - asked.age)
     return await SHOWN.ask((asked.state.reads, asked.tenant), (asked, int(answer["id"]))) | {"cached": False}
 
 
@@ -198,7 +198,7 @@ async def _create(acts: Sequence[Act]) -> list[Row]:
 )
 async def create_request(asked: Asked, body: NewRequest) -> states.Asked:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
-    them for at most 1.2 s: `enrichment_status` says how far it is."""
+    them until the request is 1.2 s old: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
     return replace(_about(asked, 0, siren, siret, Trigger.CREATED), by=asked.caller.name)
 
