@@ -82,6 +82,17 @@ def test_a_rule_is_previewed_queued_reconciled_and_rolled_back(client, run):
     assert listed.id == run["id"]
 
 
+def test_a_run_says_what_its_open_execution_waits_for(client, run):
+    path = f"{ALL}/{run['id']}"
+    (lane,) = [one["name"] for one in client.get("/api/lanes").json["lanes"] if one["name"].startswith("shop/")]
+    assert client.post(f"/api/lanes/{lane}/pause", {"reason": "sale of the year"}).status == 200
+    started = client.post(f"{path}/queue", {"plan_hash": run["plan_hash"]})
+    why = f"lane {lane} was paused by an operator: sale of the year"
+    wait_for(lambda: why in (client.get(path).json["waiting"] or ""))
+    assert client.post(f"/api/lanes/{lane}/resume", {"reason": "it is over"}).status == 200
+    assert over(client, started)["waiting"] is None
+
+
 @pytest.mark.req("PRC-46", "PRC-47", "PRC-50")
 def test_the_dead_letters_are_listed_reported_and_retried(client, sandbox, run):
     sandbox.set_faults([{"vendor": "shopify", "ids": ["gid://shopify/Product/1"], "kind": "refused", "code": "x"}])

@@ -70,7 +70,7 @@ def test_a_card_has_value_source_and_date_of_each_field_and_its_history(operator
     assert "INPI_RNE the register does not have this company NOT_FOUND , HTTP 404" in partial
     unknown = operator.shown(f"/ui/requests/{asked[UNKNOWN]}")
     assert "The company could not be identified." in unknown
-    assert "No register has said anything of this company yet." in unknown
+    assert "No register has answered for this company." in unknown
 
 
 def test_directors_of_a_company_opposed_to_diffusion_are_masked_on_its_page(operator, asked):
@@ -104,6 +104,17 @@ def test_the_form_asks_the_registers_again(operator, reader, asked, fill):
     shown = operator.shown(page)
     assert "SUCCESS MANUAL_REFRESH 1" in shown
     assert " nothing " in shown.split("Snapshots")[1], "the registers say the same"
+
+
+def test_a_card_says_what_its_job_waits_for(operator, asked, pages_dsn):
+    api, page = operator.client.with_key(aside(new_key, pages_dsn, "admin")), f"/ui/requests/{asked[OPPOSED]}"
+    assert api.post("/api/lanes/inpi-rne/pause", {"reason": "INPI is being moved"}).status == 200
+    assert api.post(f"/v1/requests/{asked[OPPOSED]}:refresh-company", {}).status == 202
+    wait_for(lambda: "1 waiting, 0 in flight: lane inpi-rne was paused by an operator: INPI is being moved" in operator.shown(page))
+    assert "Sources answered" not in operator.shown(page), "the counts are those of the job before"
+    assert api.post("/api/lanes/inpi-rne/resume", {"reason": "it is over"}).status == 200
+    wait_for(lambda: "waiting" not in operator.shown(page))
+    assert "Sources answered 2" in operator.shown(page)
 
 
 def test_opening_a_request_whose_data_are_too_old_starts_a_job(operator, asked, fill):

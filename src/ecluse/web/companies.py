@@ -13,12 +13,13 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all
+from ecluse.db.query import Row, fetch_all, fetch_value
 from ecluse.flows.enrichment import card, history, requests
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.flow import LANES
 from ecluse.flows.enrichment.states import MEANING, REQUIRED, Status
 from ecluse.flows.enrichment.surface import READ, REQUESTS, StatusWord
+from ecluse.insight.waiting import why_run
 from ecluse.vendors.registers import MESSAGES, ErrorCode, Source
 from ecluse.web import forms, live, render
 from ecluse.web.actions import buttons
@@ -34,6 +35,7 @@ LIST = live.Page("requests_live.html")
 ONE = live.Page("company_live.html", ("title", "header", "facts", "history"))
 REGISTERS = live.Page("registers_live.html")
 SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
+WHOSE_JOB = "SELECT tenant_id FROM runs WHERE id = %s AND ended_at IS NULL"
 LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
 # Values of establishments, directors and observations, in the order in which they are read; jsonb keeps none.
 COLUMNS = """
@@ -160,6 +162,7 @@ async def _company(request: Request, request_id: int) -> Context:
             "one": one,
             "jobs": await history.jobs(connection, one["company_siren"], tenant, JOBS),
             "snapshots": await history.snapshots(connection, one["company_siren"], seen, SNAPSHOTS),
+            "waiting": await _waiting(connection, one),
         }
 
     shown = await reads_of(request)(ask)
@@ -181,6 +184,12 @@ async def _company(request: Request, request_id: int) -> Context:
         "busy": one["enrichment_status"] in OPEN,
         "over": False,
     }
+
+
+async def _waiting(connection: Connection, one: Row) -> str | None:
+    """Return what the open job of a request waits for. The job is a run of the tenant that asked first."""
+    tenant = one["job_id"] and await fetch_value(connection, WHOSE_JOB, (one["job_id"],))
+    return (await why_run(connection, tenant, int(one["job_id"]))).summary if tenant else None
 
 
 async def _sources(request: Request) -> Context:

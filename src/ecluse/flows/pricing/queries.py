@@ -8,6 +8,7 @@ from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
 from ecluse.flows.pricing.states import APPLIED, FAILED
+from ecluse.insight.waiting import why_run
 
 DEAD_LETTERS = """
 (SELECT d.*, r.project_id FROM rule_targets d JOIN rule_runs r ON r.id = d.rule_run_id WHERE d.status = 'FAILED')
@@ -33,15 +34,19 @@ async def require_run(connection: Connection, tenant: str, run: int, *, lock: bo
 
 
 async def show_run(connection: Connection, tenant: str, run: int) -> Row:
-    """Return a rule run with the counts of its targets and its executions, the latest first."""
+    """Return a rule run with the counts of its targets, its executions, the latest first, and what the open one waits
+    for."""
     found, counts = await require_run(connection, tenant, run), Counter[str]()
     counted = await fetch_rows(connection, COUNTS, (run,))
     for status, _, targets, _ in counted:
         counts[status] += targets
+    executions = await fetch_all(connection, dict, EXECUTIONS, (run,))
+    open_ = next((int(one["run_id"]) for one in executions if one["created_at"] and not one["ended_at"]), None)
     return {
         **found,
         "counts": dict(counts),
         "errors": {code: targets for status, code, targets, _ in counted if status == FAILED},
         "not_rolled_back": sum(unrestored for status, *_, unrestored in counted if status == APPLIED),
-        "executions": await fetch_all(connection, dict, EXECUTIONS, (run,)),
+        "executions": executions,
+        "waiting": (await why_run(connection, tenant, open_)).summary if open_ else None,
     }

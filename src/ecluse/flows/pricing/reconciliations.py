@@ -154,7 +154,7 @@ async def correct_run(connection: Connection, tenant: str, run: int, by: By) -> 
         for expected, actual in [(row.pop("expected"), row.pop("actual"))]
     ]
     if not planned:
-        raise Conflict(f"The latest reconciliation of rule run {run} found no price to correct.")
+        raise Conflict(f"No reconciliation of rule run {run} has found a price to correct. Reconcile it first.")
     plan = Plan(planned, [], plan_hash(known["currency"], planned))
     new = NewRun(tenant, known["project_id"], known["currency"], known["rule_id"], known["rule"], plan, corrects=run)
     return await create_rule_run(connection, new, by)

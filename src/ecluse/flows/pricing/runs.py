@@ -151,7 +151,7 @@ async def queue_for_processing(
     if targets is not None and not targets:
         raise InvalidInput("target_ids: name at least one target, or leave it out to queue all")
     if found["status"] == PREVIEW and not chosen:
-        raise Conflict(f"The plan of rule run {run} changes no price: see its exclusions.", code="NO_PLAN")
+        raise Conflict(f"The plan of rule run {run} changes no price.", code="NO_PLAN")
     await move_runs(connection, {run: QUEUED}, by)
     await connection.execute(
         "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s",

@@ -84,6 +84,7 @@ class RuleRunShown(RuleRunRow):
     errors: dict[str, int] = Field(examples=[{"PRICE_CONFLICT": 3}], description="Failed targets by error code.")
     not_rolled_back: int = Field(description="Targets whose last rollback failed.")
     executions: list[ExecutionRow]
+    waiting: str | None = Field(description="What the open execution waits for. Null: none is open.")
 
 
 class Started(Shape):
