@@ -25,6 +25,8 @@ def operations(app):
 
 
 @pytest.mark.timeout(600)
+# The server is a thread of this process: what it draws for a jitter, Hypothesis takes for a draw of a strategy.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_no_request_makes_the_server_fail(dsn, examples):
     once = settings(
