@@ -98,7 +98,7 @@ async def test_targets_that_a_later_run_has_changed_are_left_out(applied, connec
 @pytest.mark.req("PRC-55")
 async def test_a_correcting_run_restores_what_was_applied(applied, connection):
     world, run = applied
-    with pytest.raises(Conflict, match="found no price"):
+    with pytest.raises(Conflict, match="has found a price to correct"):
         await correct_run(connection, TENANT, run["id"], BY)
     variant, after = world.targets(run, "variant_id, after_amount")[0]
     await change(world, variant, 4_242)
