@@ -51,14 +51,14 @@ TEN_PERCENT_OFF = {
 }
 
 
-def pricing(**config: Any) -> Pricing:
+def pricing(*, quiet: timedelta = timedelta(seconds=0.4), **config: Any) -> Pricing:
     made = Config(**{**SPEEDY, **config})
     setup = Setup(read_secret=SECRETS.get, allowed_networks=LOOPBACK)
     flow = Pricing(made, partial(Shops, setup, made.call.total_seconds()))
     # A call that was cut off is read back after a moment.
     for name in ("canary", "apply", "rollback"):
         stage = getattr(flow, name)
-        setattr(flow, name, replace(stage, work=replace(stage.work, quiet=timedelta(seconds=0.4))))
+        setattr(flow, name, replace(stage, work=replace(stage.work, quiet=quiet)))
     flow.flow = replace(
         flow.flow, stages=(flow.catalogue, flow.canary, flow.apply, flow.rollback, *flow.flow.stages[4:])
     )

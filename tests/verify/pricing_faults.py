@@ -71,6 +71,10 @@ FAULTS = [
     Fault("I-23", "failed though it is written", "FAILED (NO), but its write",
           sql("UPDATE rule_targets SET status = 'FAILED', applied_at = NULL, error_code = 'NO'"
               " WHERE status = 'APPLIED'")),
+    Fault("I-23", "failed though it is found written afterwards", "FAILED (STORE_FAILED), but its write",
+          then(sql("UPDATE rule_targets SET status = 'FAILED', applied_at = NULL, error_code = 'STORE_FAILED'"
+                   " WHERE status = 'APPLIED'"),
+               sql("UPDATE effects SET settled_at = now() + interval '1 minute' WHERE stage = 'apply'"))),
     Fault("I-23", "a write outside the plan", "which the plan does not",
           sql("UPDATE rule_targets SET after_amount = 1 WHERE status = 'APPLIED'")),
     Fault("I-09", "an alert without an event", "raised, but without an event", sql(ALERT)),

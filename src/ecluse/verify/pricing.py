@@ -103,13 +103,14 @@ WHERE t.status IN ('APPLIED', 'ROLLED_BACK') AND w.key IS NULL AND NOT EXISTS (
     SELECT 1 FROM rule_executions x WHERE x.rule_run_id = r.id AND x.kind IN ('apply', 'rollback')
       AND NOT EXISTS (SELECT 1 FROM runs e WHERE e.id = x.run_id)) ORDER BY t.id
 """  # noqa: S608 - the fragment above
-# A write that was in doubt when its execution ended may turn out to be applied later.
+# A write that was in doubt when its execution ended may turn out to be applied later: its target says OUTCOME_UNKNOWN.
 FALSE_FAILURE = """
 SELECT format('rule run %s target %s', x.rule_run_id, t.id) AS subject, x.run_id, t.variant_id AS target,
        format('FAILED (%s), but its write %s is applied', t.error_code, e.id) AS message
 FROM rule_targets t JOIN rule_executions x ON x.rule_run_id = t.rule_run_id AND x.kind = 'apply' AND x.number = t.round
 JOIN runs r ON r.id = x.run_id JOIN effects e ON e.run_id = x.run_id AND e.key = t.id::text
-WHERE t.status = 'FAILED' AND e.state = 'applied' AND e.settled_at < r.ended_at ORDER BY t.id
+WHERE t.status = 'FAILED' AND e.state = 'applied'
+  AND (e.settled_at < r.ended_at OR t.error_code <> 'OUTCOME_UNKNOWN') ORDER BY t.id
 """
 UNPLANNED = """
 SELECT format('rule run %s effect %s', x.rule_run_id, e.id) AS subject, x.run_id, e.target,

@@ -98,6 +98,27 @@ async def test_the_reading_after_a_last_send_in_doubt_is_no_retry(previewed, con
     done = await world.applied(connection, run)
     assert (done["status"], done["errors"]) == ("FAILED", {"NOT_APPLIED": 10})
     assert set(world.targets(run, "attempts")) == {(3,)}
+    assert done["executions"][0]["error"].startswith("NOT_APPLIED (10 times): Sent, ")
+
+
+@pytest.mark.req("PRC-60")
+async def test_a_last_send_that_was_applied_without_an_answer_is_found_applied(previewed, connection):
+    world, run = await previewed(1)
+    refusals = {**MUTATIONS, "kind": "refused", "code": "x", "status": 503, "times": 3}
+    world.sandbox.set_faults([refusals, {**MUTATIONS, "kind": "applied_then_reset", "after": 3, "times": 1}])
+    done = await world.applied(connection, run)
+    assert (done["status"], done["counts"]) == ("APPLIED", {"APPLIED": 10})
+    assert set(world.writes().values()) == {1}
+
+
+async def test_a_target_whose_time_is_over_while_its_write_is_in_doubt_is_unknown(previewed, connection):
+    world, run = await previewed(1, target=timedelta(seconds=0), quiet=timedelta(hours=1))
+    world.sandbox.set_faults([{**MUTATIONS, "kind": "applied_then_reset", "times": 1}])
+    started = await world.queued(connection, run)
+    await until(lambda: world.targets(run, "attempts")[0] == (1,))
+    await world.made.flow.watch(connection)
+    done = await world.over(connection, run, started)
+    assert (done["status"], done["errors"]) == ("FAILED", {"OUTCOME_UNKNOWN": 10})
 
 
 @pytest.mark.req("PRC-06", "PRC-08", "PRC-21", "PRC-22", "PRC-36", "PRC-44", "PRC-48", "PRC-49", "PRC-59", "PRC-50")
@@ -255,6 +276,19 @@ async def test_a_rollback_leaves_what_was_changed_since_unless_it_is_forced(prev
     assert (done["status"], done["not_rolled_back"]) == ("ROLLED_BACK", 0)
 
 
+async def test_a_shop_that_refuses_everything_ends_a_rollback_too(previewed, connection):
+    world, run = await previewed(8, per_second=3.0, burst=1)
+    await world.applied(connection, run)
+    world.sandbox.set_faults([{**MUTATIONS, "kind": "unauthorized", "after": 1}])
+    done = await world.rolled_back(connection, run)
+    assert (done["status"], done["counts"]) == ("APPLIED", {"APPLIED": 70, "ROLLED_BACK": 10})
+    assert done["not_rolled_back"] == 70
+    why = [code for status, code in world.targets(run, "status, rollback_error_code") if status == "APPLIED"]
+    assert set(why) == {"NOT_ATTEMPTED", "UNAUTHORIZED"}
+    assert why.count("NOT_ATTEMPTED") >= 10
+    assert "UNAUTHORIZED" in dict(world.targets(run, "rollback_error_code, rollback_error"))["NOT_ATTEMPTED"]
+
+
 async def test_a_failed_run_and_a_run_under_way_are_not_rolled_back(previewed, connection):
     world, run = await previewed(1)
     world.sandbox.set_faults([{**MUTATIONS, "kind": "refused", "code": "x", "status": 422}])
@@ -269,4 +303,6 @@ async def test_a_failed_run_and_a_run_under_way_are_not_rolled_back(previewed, c
     async with world.kit.pool.connection() as other:
         with pytest.raises(Conflict, match="under way"):
             await world.rolled_back(other, run)
+        with pytest.raises(Conflict, match="under way"):
+            await world.retried(other, run)
     assert (await asyncio.wait_for(first, PATIENCE.total_seconds()))["status"] == "ROLLED_BACK"

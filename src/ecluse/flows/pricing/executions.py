@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ecluse.base.errors import Conflict
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows, fetch_value
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, Start, give_up, start_run, write_events
@@ -37,10 +36,6 @@ from ecluse.vendors.shops import CRITICAL
 APPLY_STAGES = ("canary", "apply")
 SCHEDULER = By("Scheduler", "schedule")
 TIMED_OUT = "TARGET_TIMEOUT"
-OPEN = """
-SELECT x.kind, x.run_id FROM rule_executions x JOIN runs r ON r.id = x.run_id AND r.ended_at IS NULL
-WHERE x.rule_run_id = %s AND x.run_id <> %s AND x.kind <> 'reconcile'
-"""
 LINK = "INSERT INTO rule_executions (run_id, rule_run_id, kind, number) VALUES (%s, %s, %s, %s)"
 NUMBER = "SELECT coalesce(max(number) + 1, 0) FROM rule_executions WHERE rule_run_id = %s AND kind = %s"
 OF_RUN = "SELECT rule_run_id FROM rule_executions WHERE run_id = %s"
@@ -73,10 +68,10 @@ WHERE r.id = %s AND r.stopped_reason IS NULL AND n.failed > coalesce(r.max_failu
 # What an ended execution leaves behind. A call that was in flight may have been applied.
 LEFT = f"""
 SELECT t.id, x.rule_run_id,
-    CASE WHEN i.error_code = '{TIMED_OUT}' THEN i.error_code WHEN e.id IS NOT NULL THEN 'OUTCOME_UNKNOWN'
+    CASE WHEN e.id IS NOT NULL THEN 'OUTCOME_UNKNOWN' WHEN i.error_code = '{TIMED_OUT}' THEN i.error_code
          ELSE coalesce(t.error_code, '{NOT_ATTEMPTED}') END,
-    CASE WHEN i.error_code = '{TIMED_OUT}' THEN i.error
-         WHEN e.id IS NOT NULL THEN 'The execution ended during a call: the shop may have applied it'
+    CASE WHEN e.id IS NOT NULL THEN 'The execution ended during a call: the shop may have applied it'
+         WHEN i.error_code = '{TIMED_OUT}' THEN i.error
          ELSE coalesce(t.error, 'Not sent: ' || coalesce(r.stopped_reason, 'the execution ended before')) END
 FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
 JOIN rule_targets t ON t.rule_run_id = x.rule_run_id AND t.status = 'QUEUED'
@@ -88,9 +83,16 @@ ENDED = """
 SELECT r.id, x.kind, r.status FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
 WHERE x.run_id = ANY(%s) AND x.kind IN ('apply', 'rollback') ORDER BY r.id FOR NO KEY UPDATE OF r
 """
+# Why targets of an ended rollback do not have their former prices again; NULL if they have.
 NOT_ROLLED_BACK = """
-UPDATE rule_targets t SET rollback_error_code = f.code, rollback_error = f.error
-FROM jsonb_to_recordset(%s::jsonb) AS f(id bigint, code text, error text) WHERE t.id = f.id
+UPDATE rule_targets t SET
+    rollback_error_code = CASE WHEN e.id IS NOT NULL THEN 'OUTCOME_UNKNOWN'
+                               WHEN t.status = 'APPLIED' THEN i.error_code END,
+    rollback_error = CASE WHEN e.id IS NOT NULL THEN 'The rollback ended during a call: the shop may have applied it'
+                          WHEN t.status = 'APPLIED' THEN i.error END
+FROM rule_executions x JOIN items i ON i.run_id = x.run_id AND i.stage = 'rollback'
+LEFT JOIN effects e ON e.run_id = x.run_id AND e.item_id = i.id AND e.state IN ('sending', 'unknown')
+WHERE x.run_id = ANY(%s) AND t.id = i.key::bigint
 """
 FORGET_PAGES = """
 DELETE FROM rule_pages p USING rule_executions x WHERE x.run_id = ANY(%s) AND p.rule_run_id = x.rule_run_id
@@ -109,8 +111,8 @@ async def start(
     """Start an execution of a rule run, whose row the caller has locked; return the id of the engine run. Raise
     Conflict while another one is open, but for the caller's own (`within`) and reconciliations, which change
     nothing."""
-    if kind != "reconcile" and (busy := await fetch_row(connection, OPEN, (run, within))) is not None:
-        raise Conflict(f"The {busy[0]} of rule run {run} is under way (run {busy[1]}): wait for its end.")
+    if kind != "reconcile":
+        await runs.require_idle(connection, run, within)
     number = await fetch_value(connection, NUMBER, (run, kind))
     wanted = {"kind": kind, "rule_run_id": str(run), **given}
     key = f"pricing:{run}:{kind}:{number}"
@@ -214,14 +216,13 @@ def _event(one: ItemEnd, status: str) -> Event:
 
 
 async def rolled_back(connection: Connection, ends: Sequence[ItemEnd]) -> None:
-    """Move the targets whose former price is restored; note why others are not. `on_end` of the rollback stage."""
+    """Move the targets whose former price is restored; if the shop refuses everything, give up what waits. `on_end` of
+    the rollback stage."""
     done = [one for one in ends if one.status == "succeeded"]
-    failures = [one for one in ends if one.status != "succeeded"]
     await move_targets(connection, [TargetMove(int(one.item.key), (ROLLED_BACK,)) for one in done], WORKER)
-    notes = [{"id": one.item.key, "code": one.error_code, "error": one.error} for one in failures]
-    notes += [{"id": one.item.key, "code": None, "error": None} for one in done]
-    await connection.execute(NOT_ROLLED_BACK, (as_json(notes),))
     await write_events(connection, [_event(one, ROLLED_BACK) for one in done])
+    for run, why in sorted({one.item.run_id: why for one in ends if (why := _critical(one))}.items()):
+        await give_up(connection, [run], "rollback", NOT_ATTEMPTED, f"Not sent: {why}")
 
 
 async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequence[int]:
@@ -235,6 +236,7 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
     await move_targets(
         connection, [TargetMove(one, (APPLYING, FAILED), code, why) for one, _, code, why in rows], WORKER
     )
+    await connection.execute(NOT_ROLLED_BACK, (ids,))
     for one in over:
         counts: Mapping[str, int] = dict(await fetch_rows(connection, COUNTS, (one["id"],)))
         if one["kind"] == "apply":

@@ -19,8 +19,12 @@ SELECT status, error_code, count(*), count(rollback_error_code) FROM rule_target
 GROUP BY status, error_code ORDER BY 3 DESC, 2
 """
 EXECUTIONS = """
-SELECT x.run_id::text, x.kind, x.number, e.status, e.error_message AS error, e.created_at, e.ended_at
-FROM rule_executions x LEFT JOIN runs e ON e.id = x.run_id WHERE x.rule_run_id = %s ORDER BY x.run_id DESC LIMIT 100
+SELECT x.run_id::text, x.kind, x.number, e.status, coalesce(e.error_message, f.error) AS error, e.created_at, e.ended_at
+FROM rule_executions x LEFT JOIN runs e ON e.id = x.run_id LEFT JOIN LATERAL (
+    SELECT format('%%s (%%s times): %%s', error_code, count(*), min(error)) AS error FROM items
+    WHERE run_id = e.id AND e.ended_at IS NOT NULL AND status = 'failed'
+    GROUP BY error_code ORDER BY count(*) DESC LIMIT 1) f ON true
+WHERE x.rule_run_id = %s ORDER BY x.run_id DESC LIMIT 100
 """
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ecluse.access.envelope import Refused
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_rows, fetch_value
+from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
 from ecluse.flows.pricing.queries import require_run
 from ecluse.flows.pricing.rules import Excluded, Plan, Planned
 from ecluse.flows.pricing.states import (
@@ -66,6 +66,10 @@ INSERT INTO rule_exclusions (tenant_id, rule_run_id, variant_id, sku, title, amo
 SELECT %(tenant)s, %(run)s, v.id, v.sku, v.title, v.price, t.reason
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, reason text), {VARIANT}
 """  # noqa: S608 - our own names
+OPEN = """
+SELECT x.kind, x.run_id FROM rule_executions x JOIN runs r ON r.id = x.run_id AND r.ended_at IS NULL
+WHERE x.rule_run_id = %s AND x.run_id <> %s AND x.kind <> 'reconcile'
+"""
 # Of one project, by cause; targets that were never sent are no failures of the shop, and shown apart.
 DEAD_LETTERS = """
 SELECT t.rule_run_id AS run_id, t.error_code, count(*) AS targets, min(t.error) AS example
@@ -164,9 +168,10 @@ async def retry_failed(
     connection: Connection, tenant: str, run: int, targets: Sequence[int] | None, by: By
 ) -> Sequence[int]:
     """Queue the failed targets of a run again, or only these, and begin its next round; return them. Nothing is changed
-    if one of them is not failed (ForbiddenTransition) or of another run (NotFound), or none is failed (Refused
-    NOTHING_FAILED)."""
+    while an execution is open (Conflict), if one of them is not failed (ForbiddenTransition) or of another run
+    (NotFound), or none is failed (Refused NOTHING_FAILED)."""
     await require_run(connection, tenant, run, lock=True)
+    await require_idle(connection, run)
     await move_runs(connection, {run: APPLYING}, by)
     await connection.execute("UPDATE rule_runs SET canary = NULL, stopped_reason = NULL WHERE id = %s", (run,))
     chosen = await _of_status(connection, run, FAILED) if targets is None else sorted(set(targets))
@@ -174,6 +179,12 @@ async def retry_failed(
         raise Refused(409, "NOTHING_FAILED", f"Rule run {run} has no failed targets to retry.")
     await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
     return chosen
+
+
+async def require_idle(connection: Connection, run: int, within: int = 0) -> None:
+    """Raise Conflict while an execution of a rule run is open, other than a reconciliation and `within`."""
+    if (busy := await fetch_row(connection, OPEN, (run, within))) is not None:
+        raise Conflict(f"The {busy[0]} of rule run {run} is under way (run {busy[1]}): wait for its end.")
 
 
 async def check_rollback(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None) -> None:
