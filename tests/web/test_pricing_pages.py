@@ -13,6 +13,7 @@ import pytest
 from ecluse.flows.pricing.rule_records import create
 from ecluse.flows.pricing.rules import Terms
 from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
+from ecluse.web.pricing import sentence
 from tests.support.api_server import new_key
 from tests.support.pages import text
 from tests.support.pricing_rows import BY, RULE, connected, new_project, new_run
@@ -90,6 +91,13 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
          " now() FROM rule_runs WHERE id = %s", run)  # fmt: skip
     assert "DLQ Backlog 51 dead letters" in operator.shown(f"/ui/pricing/runs/{run}")
     assert "#77 9.00 EUR 9.05 EUR 0.05 EUR" in operator.shown(f"/ui/pricing/runs/{run}")
+
+
+def test_a_rollback_counts_the_restored_prices():
+    run = {"counts": {"APPLIED": 414, "ROLLED_BACK": 30, "FAILED": 49}}
+    said = "Rollback is under way: 30 prices are restored, 414 are the applied ones."
+    assert sentence(run, [{"kind": "rollback"}]) == said
+    assert sentence(run, [{"kind": "apply"}]) == "Apply is under way: 493 of 493 targets are settled."
 
 
 @pytest.mark.parametrize(

@@ -209,10 +209,15 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
     counts: Mapping[str, int] = run["counts"]
     total = sum(counts.values())
     if open_:
-        doing = {"preview": "The catalogue is being read", "reconcile": "The shop is being compared"}
-        done = counts.get(APPLIED, 0) + counts.get(FAILED, 0) + counts.get("ROLLED_BACK", 0)
-        kind = open_[0]["kind"]
-        return doing.get(kind, f"{kind.capitalize()} is under way: {done:,} of {total:,} targets are settled") + "."
+        applied, restored = counts.get(APPLIED, 0), counts.get("ROLLED_BACK", 0)
+        settled = applied + restored + counts.get(FAILED, 0)
+        doing = {
+            "preview": "The catalogue is being read.",
+            "apply": f"Apply is under way: {settled:,} of {total:,} targets are settled.",
+            "rollback": f"Rollback is under way: {restored:,} prices are restored, {applied:,} are the applied ones.",
+            "reconcile": "The shop is being compared.",
+        }
+        return doing[open_[0]["kind"]]
     match run["status"]:
         case "PREVIEW" if run["plan_hash"] is None:
             failed = next((one["error"] for one in run["executions"] if one["error"]), None)
