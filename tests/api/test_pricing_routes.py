@@ -185,6 +185,7 @@ def test_a_rule_is_created_shown_listed_changed_and_deleted(client, project):
     [
         ({"change": {"kind": "percent", "percent": "-100"}}, "allow_free"),
         ({"change": {"kind": "percent", "percent": "5000"}}, "1000 percent"),
+        ({"change": {"kind": "percent", "percent": "NaN"}}, "a percentage with at most two decimals, such as -10"),
         ({"change": {"kind": "amount", "percent": "1"}}, "an amount"),
         ({"floor": -1}, "floor"),
         ({"floor": 900, "cap": 800}, "floor must not be above cap"),

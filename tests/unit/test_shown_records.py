@@ -46,3 +46,8 @@ def test_objects_of_different_shapes_stay_fields():
         "  b:",
         "    y  2",
     ]
+
+
+def test_an_object_in_a_table_is_shown_and_an_empty_one_is_a_dash():
+    rows = [{"labels": {"of": "24h"}}, {"labels": {}}]
+    assert show.table(rows, ["labels"], None) == ["labels", '{"of": "24h"}', "-"]

@@ -61,7 +61,9 @@ def harmless(text: str) -> str:
 
 def cell(value: Any) -> str:
     match value:
-        case None | "" | [] | {}:
+        case None | "" | []:
+            return "-"
+        case dict() if not value:  # the pattern {} matches every dict
             return "-"
         case bool():
             return "yes" if value else "no"

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from ecluse.access.listing import Filters
 from ecluse.access.wire import CamelShape, Fire
 from ecluse.base.ids import CUID
-from ecluse.base.validation import EitherSpelling, Partial, fields_of, in_camel_case, partial_of
+from ecluse.base.validation import EitherSpelling, Partial, fields_of, form, in_camel_case, partial_of
 
 MOST_RETRIES = 100
 LONGEST_BACKOFF_MS = 24 * 60 * 60 * 1000
@@ -19,7 +19,8 @@ LARGEST_PAYLOAD = 256 * 1024  # bytes
 LONGEST_TIMEOUT = 24 * 60 * 60
 
 JobStatus = Literal["pending", "running", "succeeded", "failed"]
-Id = Annotated[str, Field(pattern=f"^{CUID.pattern}$", examples=["cmf1w2x3y0000abcdefghijkl"])]
+CUID_IN_WORDS = "an id of 25 characters, such as cmf1w2x3y0000abcdefghijkl"
+Id = Annotated[str, Field(pattern=form(f"^{CUID.pattern}$", CUID_IN_WORDS), examples=["cmf1w2x3y0000abcdefghijkl"])]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Nightly backup"])]
 TimeOfDay = Annotated[Annotated[str, Field(max_length=5)] | None, Field(examples=["02:00"])]
 

@@ -18,6 +18,7 @@ from ecluse.flows.pricing.surface import OfProject
 from ecluse.insight.samples import Sample
 
 surface = Surface("pricing")
+COLUMNS = ("name", "type", "project_id", "labels", "value", "sum")
 
 
 class MetricRow(Shape):
@@ -25,7 +26,7 @@ class MetricRow(Shape):
     type: Literal["counter", "gauge", "histogram"]
     project_id: str
     labels: dict[str, str] = Field(examples=[{"of": "24h"}])
-    value: float | None = Field(description="Null without a target; of a histogram the number of values.")
+    value: float | None = Field(description="Null without a target; of a histogram, the number of values.")
     sum: float | None = Field(None, description="Of a histogram.")
     buckets: dict[str, int] | None = Field(None, description="Of a histogram: how many values are at most so large.")
 
@@ -60,7 +61,7 @@ surface.listing(
     "/api/pricing/metrics",
     needs=READ,
     answer=MetricList,
-    command=Command("pricing metrics", columns=("name", "project_id", "labels", "value"), empty="no projects yet"),
+    command=Command("pricing metrics", columns=COLUMNS, empty="no projects yet"),
 )
 async def show_pricing_metrics(look: Look, project_id: RecordId | None = None) -> Row:
     """Show the metrics of the tenant's projects, or of one of them."""

@@ -31,7 +31,8 @@ REASONS = {
 }
 
 Amount = Annotated[int, Field(ge=0, le=MOST, examples=[1990], description="In minor units of the currency.")]
-Percent = Annotated[str, Field(pattern=r"^-?[0-9]{1,4}(\.[0-9]{1,2})?$", examples=["-10", "12.5"])]
+PERCENT = form(r"^-?[0-9]{1,4}(\.[0-9]{1,2})?$", "a percentage with at most two decimals, such as -10 or 12.5")
+Percent = Annotated[str, Field(pattern=PERCENT, examples=["-10", "12.5"])]
 Ending = Annotated[str, Field(pattern=form(r"^[0-9]{1,4}$", "one to four digits, such as 99"), examples=["99"])]
 Tag = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^'\"\\\x00-\x1f]+$", examples=["summer"])]
 RecordId = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
