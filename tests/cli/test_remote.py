@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -15,8 +16,12 @@ from datetime import timedelta
 import pytest
 
 from ecluse.cli.catalogue import packaged
+from ecluse.cli.client import Client
+from ecluse.cli.remote import show_result
+from ecluse.flows.pricing.runs import NewRun, create_rule_run, store_plan
 from tests.support.api_server import add_tenant, new_key
 from tests.support.command_line import environment, free_port, operating
+from tests.support.pricing_rows import BY, RULE, connected, new_project, plan_of
 
 STEPS = '[{"name": "Consent", "criteria": "agrees", "weight": 2}]'
 
@@ -114,6 +119,7 @@ def test_of_nothing_it_says_so_on_stderr(operator):
         (("audits", "list", "--limit", "many"), "--limit: 'many' is not an integer."),
         (("audits", "list", "--limit", "0"), "INVALID_INPUT"),
         (("audits", "list", "surplus"), "unexpected argument 'surplus'."),
+        (("pricing", "alerts", "true"), "takes options only: --open, "),
         (("audits", "list", "--limit"), "expected one argument"),
         (("audits", "show"), "missing: AUDIT_ID"),
         (("audits", "show", "seven"), "There is no audit seven."),
@@ -291,3 +297,24 @@ def test_a_command_takes_no_longer_than_a_person_notices(operator):
         seconds, *heavy = done.stderr.splitlines()[-1].split()
         print(f"{seconds} s: ecluse {' '.join(arguments)}")  # pytest -rP
         assert (heavy, float(seconds) < 0.7) == ([], True)
+
+
+@pytest.mark.parametrize(("count", "is_next"), [(3, True), (0, False)])
+def test_a_followed_preview_ends_with_its_plan_and_the_next_command(operator, dsn, capsys, count, is_next):
+    async def planned():
+        async with connected(dsn) as connection:
+            project = await new_project(connection, name=f"Shop {count}")
+            async with connection.transaction():
+                run = await create_rule_run(connection, NewRun("default", project, "EUR", None, RULE), BY)
+                await store_plan(connection, run, plan_of(count), BY)
+            return run
+
+    run = asyncio.run(planned())
+    client = Client(operator.variables["ECLUSE_URL"], operator.variables["ECLUSE_KEY"])
+    declared = next(one for one in packaged() if one["name"] == "pricing runs preview")["result"]
+    show_result(client, declared, str(run))
+    said = capsys.readouterr()
+    plan = client.get(f"/api/pricing/runs/{run}")["plan_hash"]
+    assert re.search(rf"^id +{run}\nplan hash +{plan}$", said.out, re.MULTILINE)
+    assert re.search(rf"^  changed +{count}$", said.out, re.MULTILINE)
+    assert said.err == (f"Next: ecluse pricing runs queue {run} {plan}\n" if is_next else "")

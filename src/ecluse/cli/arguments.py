@@ -56,7 +56,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             option = next((word for word in rest if word.startswith("-")), None)
             if option is None:
-                only = [one.option_strings[-1] for one in self._actions if one.option_strings and one.metavar]
+                flags = argparse.BooleanOptionalAction
+                named = [one for one in self._actions if one.option_strings and (one.metavar or isinstance(one, flags))]
+                only = [[n for n in one.option_strings if not n.startswith("--no-")][-1] for one in named]
                 takes = any(not one.option_strings for one in self._actions)
                 hint = "" if takes or not only else f" This command takes options only: {', '.join(only)}."
                 self.error(f"unexpected argument {rest[0]!r}.{hint}")

@@ -123,6 +123,8 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
     }
     if "hides" in declared:
         found["hides"] = declared["hides"]
+    if "result" in declared:
+        found["result"] = {**declared["result"], "read": by_id[declared["result"]["read"]][0]}
     if "preview" in declared:
         at, read = by_id[declared["preview"]]
         given = [one["name"] for one in read.get("parameters", ()) if one["in"] == "query"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from ecluse.cli import show
 from ecluse.cli.arguments import Parser, as_typed, parser_for, request_of
 from ecluse.cli.catalogue import add_connection, merged
 from ecluse.cli.client import Client, Refused
-from ecluse.cli.failure import BAD, OK, misused
+from ecluse.cli.failure import BAD, OK, STILL_OPEN, misused
 from ecluse.cli.follow import watch
 from ecluse.cli.target import Given, client_for
 
@@ -59,7 +60,11 @@ def _done(
     else:
         answer = client.ask(command["method"], path, query, body)
     if getattr(parsed, "given_wait", False):
-        return watch(client, str(answer[command["follows"]]), timeout=parsed.given_timeout, as_json=given.json)
+        followed = str(answer[command["follows"]])
+        code = watch(client, followed, timeout=parsed.given_timeout, as_json=given.json)
+        if "result" in command and not given.json and code != STILL_OPEN:
+            show_result(client, command["result"], answer["id"])
+        return code
     if given.json:
         show.write_json({"rows": _rows(answer)} if isinstance(answer, str) else answer)
     elif isinstance(answer, str):
@@ -67,6 +72,16 @@ def _done(
     else:
         _show(command, answer)
     return OK
+
+
+def show_result(client: Client, declared: Json, number: str) -> None:
+    """Show the result of a run that has ended, and the next command."""
+    found = client.get(re.sub(r"{\w+}", number, declared["read"]))
+    shown = {name: found[name] for name in declared["fields"]}
+    for line in show.fields(shown, show.width()):
+        show.write(line)
+    if all(shown.values()):
+        show.say(f"Next: {declared['next'].format_map(shown)}")
 
 
 def _rows(text: str) -> list[Json]:

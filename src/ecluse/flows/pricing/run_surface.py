@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, F, Look, Noun, Surface
+from ecluse.access.surface import Act, Command, F, Look, Noun, Result, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.connections import projects
@@ -23,6 +23,9 @@ ALL, ONE = "/api/pricing/runs", "/api/pricing/runs/{rule_run_id}"
 RunNumber = Annotated[int, Noun("rule run")]
 RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=shapes.RunFilters)
 DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
+PREVIEWED = Result(
+    "show_rule_run", ("id", "plan_hash", "counts", "totals"), "ecluse pricing runs queue {id} {plan_hash}"
+)
 COLUMNS = ("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at")
 
 
@@ -112,7 +115,7 @@ def _ids(given: list[str] | None) -> list[int] | None:
     status=201,
     action="rule_run.preview",
     subject="rule_run:{id}",
-    command=Command("pricing runs preview", arguments=("rule_id",), follows="run_id"),
+    command=Command("pricing runs preview", arguments=("rule_id",), follows="run_id", result=PREVIEWED),
 )
 async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     """Create a run of a rule, and read the catalogue for its plan: prices before and after. Nothing is changed in the
