@@ -20,6 +20,7 @@ FORMS = {
     r"\S": "a text that is not blank",
     r"^\S+$": "a word without spaces",
     r"^[1-9][0-9]{0,17}$": "an id, such as 7",
+    r"^[0-9a-f]{64}$": "a hash: 64 hexadecimal digits",
 }
 FIRST_VALUES = 1_000  # of a body: it may have a hundred thousand
 

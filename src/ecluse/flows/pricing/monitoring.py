@@ -26,7 +26,7 @@ class MetricRow(Shape):
     type: Literal["counter", "gauge", "histogram"]
     project_id: str
     labels: dict[str, str] = Field(examples=[{"of": "24h"}])
-    value: float | None = Field(description="Null without a target; of a histogram, the number of values.")
+    value: float | None = Field(description="Null without a target; of a histogram the number of values.")
     sum: float | None = Field(None, description="Of a histogram.")
     buckets: dict[str, int] | None = Field(None, description="Of a histogram: how many values are at most so large.")
 

@@ -9,14 +9,12 @@ from pydantic import ConfigDict, Field
 
 from ecluse.access.listing import Filters
 from ecluse.access.wire import Body, Shape
-from ecluse.base.validation import form
 from ecluse.flows.pricing.rules import REASONS, RecordId
 from ecluse.flows.pricing.runs import Limits
 from ecluse.flows.pricing.surface import OfProject
 
 RunStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "PARTIAL", "FAILED", "ROLLED_BACK"]
 TargetStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "FAILED", "ROLLED_BACK"]
-HASH = "the plan hash of the preview: 64 hexadecimal digits, as `ecluse pricing runs show` has it"
 TargetIds = Annotated[
     list[RecordId], Field(min_length=1, max_length=10_000, description="Only these targets; by default all.")
 ]
@@ -28,8 +26,7 @@ class NewPreview(Body):
 
 class ToQueue(Limits, Body):
     plan_hash: Annotated[
-        str,
-        Field(pattern=form(r"^[0-9a-f]{64}$", HASH), examples=["0" * 64], description="Of the preview that was seen."),
+        str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
     ]
     target_ids: TargetIds | None = None
 
@@ -172,9 +169,7 @@ class ReconciliationRow(Shape):
     checked: int
     mismatches: int
     unverified: int = Field(description="Targets whose price could not be read.")
-    superseded: int = Field(
-        description="Targets left out, because a later run has changed their price, or is about to."
-    )
+    superseded: int = Field(description="Targets left out: a later run has changed their price, or is about to.")
 
 
 class MismatchRow(Shape):
