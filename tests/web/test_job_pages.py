@@ -50,7 +50,7 @@ def act(operator, name, place, back):
     return done.headers["Location"]
 
 
-def test_a_job_shows_its_attempts_and_logs_and_is_retried_and_cancelled(operator, reader, world):
+def test_a_job_shows_its_attempts_and_logs_and_is_retried_and_cancelled(operator, reader, world, fill):
     schedule, job, _ = failed_job(world)
     listed = operator.shown(f"/ui/jobs?schedule={schedule}&status=failed")
     assert f"Nightly {EVIL} failed noop 2 of 2 EXIT_CODE" in listed
@@ -61,8 +61,11 @@ def test_a_job_shows_its_attempts_and_logs_and_is_retried_and_cancelled(operator
     assert f"Attempt 2 line of 2 {EVIL} Attempt 1 line of 1 {EVIL}" in shown
     assert EVIL not in operator.get(page).body.decode()
     assert "Retry" not in reader.shown(page)
+    fill("UPDATE job_agents SET last_seen_at = now() - interval '2 minutes'"
+         " WHERE host_id = (SELECT host_id FROM jobs WHERE id = %s)", job)  # fmt: skip
     again = act(operator, "retry_job", job, page)
     assert again != page
+    assert "No agent of its host has been online since" in operator.shown(again)
     assert "pending" in operator.shown(again)
     assert act(operator, "cancel_job", again.rpartition("/")[2], again) == again
     assert "CANCELLED The job was cancelled before an agent claimed it." in operator.shown(again)
@@ -77,6 +80,7 @@ def test_a_schedule_shows_due_times_and_jobs_and_is_run_and_paused(operator, wor
          schedule)  # fmt: skip
     shown = operator.shown(page)
     assert "Due times that failed 0" in shown
+    assert "Last result failed" in shown  # of a job that was made by hand: no due time has made one
     assert "Fri 2027-01-01 00:00 +0000" in shown or "-01-01 00:00 +0000" in shown
     assert "2026-03-02 10:00:00 missed no scheduler" in shown
     assert f'href="/ui/jobs/{job}"' in operator.get(page).body.decode()

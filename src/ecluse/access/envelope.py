@@ -42,6 +42,7 @@ READS_TOO = logging.getLogger(__name__)  # reads are logged at DEBUG; the level 
 Answered = Callable[[Scope, int, float], None]
 LARGEST_BODY = 1_000_000
 MOST_DETAILS = 20
+IN_BODY = 2  # parts of the place of a field in the body: `body`, and its name
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 STATUS: dict[type[EcluseError], int] = {
     InvalidInput: 422,
@@ -284,9 +285,20 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
         return error_answer(request.scope, 400, "NOT_JSON", why)
     spelled = as_sent(_sent(request))
-    details = [{"where": where(one, spelled), "problem": problem(one, spelled)} for one in wrong[:MOST_DETAILS]]
+    known = _fields(request)
+    details = [
+        {"where": where(one, spelled), "problem": problem(one, spelled, known if len(one["loc"]) == IN_BODY else ())}
+        for one in wrong[:MOST_DETAILS]
+    ]
     message = "; ".join(f"{one['where']}: {one['problem']}" for one in details)
     return error_answer(request.scope, 422, InvalidInput.code, message, details=details)
+
+
+def _fields(request: Request) -> list[str]:
+    """Return the names of the fields of the route's body."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    fields = getattr(body and body.field_info.annotation, "model_fields", {})
+    return [field.alias or name for name, field in fields.items()]
 
 
 async def _our_error(request: Request, error: EcluseError) -> Response:

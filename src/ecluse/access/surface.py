@@ -75,6 +75,7 @@ class Command:
     follows: str = ""  # field of the answer with the id of a run: the command has --wait
     result: Result | None = None
     empty: str = ""  # what to say of an empty list
+    text: str = ""  # field of the rows that is printed as it is, in place of a table; `columns` head its parts
     hides: Sequence[str] = ()  # fields of the answer or the preview that only --json shows: others say the same
     example: str = ""
 

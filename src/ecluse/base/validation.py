@@ -52,8 +52,11 @@ def form(pattern: str, words: str) -> str:
     return pattern
 
 
-def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
-    """Return the message of one entry of a model's `errors()`, without the field that it is about."""
+def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is, known: Collection[str] = ()) -> str:
+    """Return the message of one entry of a model's `errors()`, without the field that it is about. `known`: the fields
+    of the value as a whole."""
+    if error["type"] == "extra_forbidden":
+        return "there is no such field" + (f" (known: {', '.join(map(spelled, known))})" if known else "")
     if error["type"] == "string_pattern_mismatch" and (words := FORMS.get(error["ctx"]["pattern"])):
         return f"This should be {words}"
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)

@@ -200,7 +200,8 @@ def job_leasing(settings: Settings) -> Leasing:
     from ecluse.access.polls import Polls
     from ecluse.flows.jobs.sweeps import Leasing
 
-    return Leasing(timedelta(seconds=settings.ECLUSE_JOB_LEASE_SECONDS), Polls())
+    lease, pending = settings.ECLUSE_JOB_LEASE_SECONDS, settings.ECLUSE_JOB_PENDING_SECONDS
+    return Leasing(timedelta(seconds=lease), timedelta(seconds=pending), Polls())
 
 
 def bootstrap(
@@ -243,7 +244,6 @@ def bootstrap(
 
     by_name, rules = {flow.name: flow for flow in flows}, retention_rules(settings, flows)
     leasing = leasing or job_leasing(settings)
-    pending = timedelta(seconds=settings.ECLUSE_JOB_PENDING_SECONDS)
     kit = Kit(
         dsn=dsn,
         flows=[able(flow) for flow in flows],
@@ -264,7 +264,7 @@ def bootstrap(
         jobs=[
             retention_job(by_name, rules),
             maintenance.job(by_name, rules, trace_folders(settings), secrets),
-            *periodic(leasing, pending),
+            *periodic(leasing),
         ],
         hears={JOBS_CHANNEL: leasing.polls.wake},
     )

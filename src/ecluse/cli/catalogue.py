@@ -43,6 +43,7 @@ class Local:
     example: str = ""
     connects: bool = False  # talks to a server
     takes_rest: bool = False  # further arguments are passed on
+    own_help: bool = False  # so is --help
 
     @property
     def words(self) -> tuple[str, ...]:

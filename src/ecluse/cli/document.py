@@ -118,7 +118,9 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
         "fields": [{name: value for name, value in one.items() if value not in ("", None, False)} for one in fields],
         **_answer(schemas, operation, declared),
         **{
-            name: declared[name].removeprefix("ecluse ") for name in ("follows", "empty", "example") if name in declared
+            name: declared[name].removeprefix("ecluse ")
+            for name in ("follows", "empty", "text", "example")
+            if name in declared
         },
     }
     if "hides" in declared:

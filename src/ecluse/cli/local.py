@@ -250,6 +250,7 @@ COMMANDS = [
         "Execute the jobs of this host: claims them from the server of --server, as the agent's own file allows.",
         agent,
         takes_rest=True,
+        own_help=True,
         example="agent --server https://ecluse.example.com --token-file token.txt",
     ),
     Local(

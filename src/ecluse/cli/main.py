@@ -118,7 +118,7 @@ def _ask_server(
 
 
 def _local(command: Local, words: Sequence[str], given: Given) -> int:
-    if command.takes_rest and not (words and words[0] in HELP):
+    if command.own_help or (command.takes_rest and not (words and words[0] in HELP)):
         return command.run(list(words))
     example = f"example:\n  ecluse {command.example}" if command.example else ""
     parser = Parser(f"ecluse {command.name}", command.help, example)

@@ -8,6 +8,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ecluse.cli import show
@@ -124,6 +125,14 @@ def _all_pages(client: Client, command: Json, path: str, query: Json) -> Any:
     return {**answer, command["list"]: rows, "limit": len(rows), "offset": query.get("offset", 0)}
 
 
+def _write_text(rows: Sequence[Json], columns: Sequence[str], name: str) -> None:
+    """Write the texts of the rows one after another; what they belong to goes to stderr, so that stdout is the text."""
+    for heads, parts in groupby(rows, lambda row: [f"{show.title(column)} {row[column]}" for column in columns]):
+        show.say(", ".join(heads))
+        lines = "".join(str(part[name]) for part in parts).splitlines()
+        show.write("\n".join(show.harmless(line) for line in lines))
+
+
 def _lines(command: Json, answer: Json) -> list[str]:
     hidden = command.get("hides", ())
     return show.fields({name: value for name, value in answer.items() if name not in hidden}, show.width())
@@ -145,7 +154,10 @@ def _show(command: Json, answer: Any) -> None:
     if not rows:
         show.say(command.get("empty") or f"no {show.title(command['list'])}")
         return
-    for line in show.table(rows, command["columns"], show.width()):
-        show.write(line)
+    if "text" in command:
+        _write_text(rows, command["columns"], command["text"])
+    else:
+        for line in show.table(rows, command["columns"], show.width()):
+            show.write(line)
     if answer.get("next_cursor"):
         show.say(f"There are more rows: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")

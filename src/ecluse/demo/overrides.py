@@ -20,7 +20,7 @@ class Override(NamedTuple):
 
 HEARTBEAT = Override("ECLUSE_HEARTBEAT_SECONDS", "0.5", "a dead replica is noticed sooner")
 DEAD_AFTER = Override("ECLUSE_DEAD_AFTER_SECONDS", "2", "its work is taken over sooner")
-QUIET = Override("ECLUSE_LOG_LEVEL", "ERROR", "failures are part of the demonstration")
+QUIET = Override("ECLUSE_LOG_LEVEL", "WARNING", "failures are part of the demonstration")
 
 
 VENDORS = {

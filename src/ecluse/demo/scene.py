@@ -76,8 +76,7 @@ class Scene:
                 get(f"{self.url}/readyz")
                 return
             time.sleep(0.05)
-        lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
-        raise SetUpError("\n".join(("The server did not start. Its last log lines:", *lines)))
+        raise SetUpError(not_started(self.process.poll(), self.log.read_text(errors="replace")))
 
     def kill_server(self) -> None:
         """Kill the server (SIGKILL) and wait for its end."""
@@ -326,3 +325,10 @@ def post(url: str, body: object, key: str | None = None, *, headers: Mapping[str
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def not_started(code: int | None, log: str) -> str:
+    """Say why the server is not ready: `code` is the exit code of its process, None while that is running."""
+    why = f"was not ready within {UP_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+    lines = log.strip().splitlines()[-5:]
+    return "\n".join((f"The server {why}. {'Its last log lines:' if lines else 'It logged nothing.'}", *lines))

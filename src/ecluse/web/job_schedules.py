@@ -32,7 +32,7 @@ STATES = {"success": "succeeded", "failed": "failed", "skipped": "skipped", "sch
 OF_SLOTS = {"fired": "succeeded", "skipped": "skipped", "missed": "partial", "failed": "failed"}
 COLUMNS = (
     Column("name", "Schedule"),
-    Column("status", "Last due time"),
+    Column("status", "Last result"),
     Column("words", "Due"),
     Column("jobType", "Type"),
     Column("nextRunAt", "Next"),

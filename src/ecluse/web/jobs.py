@@ -133,7 +133,7 @@ async def _job(request: Request, job_id: str) -> Context:
     tenant = caller_of(request).tenant
 
     async def ask(connection: Connection) -> Context:
-        job = await read_job(connection, tenant, job_id)
+        job = await read_job(connection, tenant, job_id, request.app.state.leasing.longest_pending)
         (schedule,) = (await names(connection, tenant, [job["scheduleId"]])).values()
         places = {"tenant": tenant, "server": job["serverInstanceId"], "host": job["hostId"]}
         (place,) = await fetch_all(connection, dict, PLACES, places)

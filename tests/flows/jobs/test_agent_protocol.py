@@ -250,7 +250,11 @@ def test_a_job_is_cancelled_while_it_waits_and_repeated_by_hand(world):
 
 
 def test_a_job_that_no_agent_claims_fails(world, ask):
-    job = world.job(world.host(), retryPolicy={"maxRetries": 3})
+    host = world.host()
+    job = world.job(host, retryPolicy={"maxRetries": 3})
+    assert world.shown(job)["waiting"].startswith(
+        "No agent of its host has enrolled. Unless one claims the job, it fails"
+    )
     ask("UPDATE job_runs SET due_at = due_at - interval '61 minutes' WHERE job_id = %s", job)
     assert attempts(world.ended(job)) == [(1, "failed", "NO_AGENT")]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from ecluse.base.ids import item_event_id
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_one, fetch_row, fetch_value
+from ecluse.db.query import fetch_one, fetch_row, fetch_rows
 from ecluse.engine.model import counters
 from ecluse.engine.model.flow import Run, Stage
 from ecluse.engine.runs import lifecycle, run_log
@@ -157,7 +157,9 @@ FROM stages s JOIN runs r ON r.id = s.run_id, n, clock WHERE s.run_id = %(run)s 
 """
 # Items in backoff are not due, and not counted.
 UNCLAIMED = """
-SELECT count(*) FROM items WHERE run_id = %s AND stage = %s AND claim_id IS NULL AND due_at <= ecluse_now()
+SELECT count(*), string_agg(DISTINCT 'lane ' || l.name || ' is paused: ' || l.paused_reason, '; ')
+FROM items i LEFT JOIN lanes l ON l.id = i.lane_id
+WHERE i.run_id = %s AND i.stage = %s AND i.claim_id IS NULL AND i.due_at <= ecluse_now()
 """
 
 # Reopen failed items that are not permanent, and move them from `failed` to `released` in the counts of their claims.
@@ -235,9 +237,11 @@ async def read_progress(connection: Connection, run: Run, stage: Stage, units: C
 
 
 async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, since: datetime) -> None:
-    """Log once, to the run and as a trace, that no worker has claimed the due items of a stage stalled `since`."""
-    if unclaimed := await fetch_value(connection, UNCLAIMED, (run.id, stage.name)):
-        message = f"gate {stage.name}: stalled, no worker has claimed {run.flow}/{stage.name}"
+    """Log once, to the run and as a trace, that no worker has claimed the due items of a stage stalled `since`, and
+    which of their lanes are paused."""
+    ((unclaimed, pauses),) = await fetch_rows(connection, UNCLAIMED, (run.id, stage.name))
+    if unclaimed:
+        message = f"gate {stage.name}: stalled, {pauses or f'no worker has claimed {run.flow}/{stage.name}'}"
         facts: dict[str, Any] = {"unclaimed": unclaimed, "since": since.isoformat()}
         if await run_log.write(connection, run.id, message, level="warning", once=message, **facts):
             run.trace.warn(message, **facts)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from ecluse.engine import Backoff, Event, backoff
+from ecluse.insight.causes import instant
 
 LONGEST_DELAY = timedelta(days=7)
 LEASE_LOST, CANCELLED, NO_AGENT = "LEASE_LOST", "CANCELLED", "NO_AGENT"
@@ -80,6 +81,14 @@ def delay(attempt: Open) -> timedelta:
     longest = LONGEST_DELAY.total_seconds()
     series = Backoff(base=attempt.backoff_ms / 1000, longest=longest, kind=attempt.backoff_type)
     return timedelta(seconds=backoff(series, attempt.attempt, random.Random()))  # noqa: S311 - has no jitter
+
+
+def unattended(seen: datetime | None, due_at: datetime, longest: timedelta) -> str:
+    """Say what becomes of an attempt that waits while no agent of its host is online; `seen`: the last one."""
+    since = f"has been online since {instant(seen)}" if seen else "has enrolled"
+    return (
+        f"No agent of its host {since}. Unless one claims the job, it fails {NO_AGENT} at {instant(due_at + longest)}."
+    )
 
 
 def kept_as(attempt: Open) -> Kept:

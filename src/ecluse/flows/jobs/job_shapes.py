@@ -60,6 +60,7 @@ class JobRunRow(CamelShape):
 class JobDetail(JobRow):
     payload: dict[str, Any] = Field(description="Without its secrets.")
     timeout_seconds: int | None
+    waiting: str | None = Field(description="Of a pending job: that no agent is online, and when it fails. Else null.")
     runs: list[JobRunRow]
 
 

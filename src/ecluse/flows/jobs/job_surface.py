@@ -4,6 +4,7 @@ API and on the command line."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from ecluse.access import agents
 from ecluse.access.listing import Listing
@@ -15,16 +16,19 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.flows.jobs import job_shapes as shapes
 from ecluse.flows.jobs import places, states
+from ecluse.flows.jobs.attempts import unattended
 
 surface = Surface("jobs")
 READ, TAKEN = "jobs.read", ("NAME_TAKEN",)
 JOB = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
 RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
+NONE_ONLINE = """
+SELECT max(last_seen_at) AS seen FROM job_agent_list WHERE tenant_id = %s AND host_id = %s
+HAVING NOT coalesce(bool_or(online), false)
+"""
 ONE, SERVERS, HOSTS = "/api/jobs/{job_id}", "/api/jobs/servers", "/api/jobs/hosts"
 CREATE_SERVER = ("jobs servers create", "name", "hostId")
-SERVER, HOST = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}"
-
-
+SERVER, HOST, AGENT = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}", "/api/jobs/agents/{agent_id}"
 JOBS = Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters)
 OF_SERVERS = Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",))
 OF_HOSTS = Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",))
@@ -57,7 +61,7 @@ surface.listing(
     "/api/jobs/agents",
     OF_AGENTS,
     list_job_agents="List the agents of the organisation, the newest first; revoked ones, too.",
-    command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "version")),
+    command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "revokedAt")),
 )
 surface.listing(
     f"{ONE}/logs",
@@ -66,7 +70,7 @@ surface.listing(
     ),
     check=_known,
     list_job_logs="List the log of a job, part by part, in order. Secrets in it are hidden.",
-    command=Command("jobs logs", columns=("attempt", "at", "text"), empty="nothing was logged"),
+    command=Command("jobs logs", columns=("attempt",), text="text", empty="nothing was logged"),
 )
 
 
@@ -78,12 +82,13 @@ def _changes(
     *words: str,
     status: int = 200,
     refuses: Sequence[str] = (),
+    preview: str = "",
 ) -> Callable[[F], F]:
     """Declare an operation: `action` names the record that it is about, `words` are its command and the arguments of
-    that."""
+    that, `preview` the read that it shows before it asks."""
     noun, _, rest = path.rpartition("{")
     subject = f"{action.partition('.')[0]}:{{{rest.partition('}')[0] if noun else 'id'}}}"
-    command = Command(words[0], arguments=words[1:])
+    command = Command(words[0], arguments=words[1:], preview=preview)
     given = {"needs": "jobs.write", "action": action, "subject": subject, "status": status}
     return surface.operation(method, path, answer=answer, refuses=refuses, command=command, **given)  # type: ignore[arg-type]
 
@@ -91,7 +96,7 @@ def _changes(
 @surface.read(ONE, needs=READ, answer=shapes.JobDetail, command=Command("jobs show"))
 async def show_job(look: Look, job_id: str) -> Row:
     """Show a job with its attempts; the secrets in its payload are hidden."""
-    return await read_job(look.connection, look.tenant, job_id)
+    return await read_job(look.connection, look.tenant, job_id, look.state.leasing.longest_pending)
 
 
 @_changes("POST", f"{ONE}/cancel", "job.cancel", shapes.JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
@@ -137,7 +142,7 @@ async def change_job_server(act: Act, server_id: str, body: shapes.ChangedServer
     return await _place(act, "server", server_id)
 
 
-@_changes("DELETE", SERVER, "job_server.delete", Deleted, "jobs servers delete")
+@_changes("DELETE", SERVER, "job_server.delete", Deleted, "jobs servers delete", preview="show_job_server")
 async def delete_job_server(act: Act, server_id: str) -> Row:
     """Delete a server instance. Its schedules make no jobs until they name another one."""
     await places.delete(act.connection, act.tenant, "server", server_id)
@@ -160,7 +165,15 @@ async def create_enrolment_token(act: Act, host_id: str) -> Row:
     return {"hostId": host_id, "expiresAt": expires_at}
 
 
-@_changes("POST", "/api/jobs/agents/{agent_id}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke")
+@surface.read(AGENT, needs=READ, answer=shapes.AgentRow, command=Command("jobs agents show"))
+async def show_job_agent(look: Look, agent_id: str) -> Row:
+    """Show an agent."""
+    return await _place(look, "agent", agent_id)
+
+
+@_changes(
+    "POST", f"{AGENT}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke", preview="show_job_agent"
+)
 async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
     end."""
@@ -169,10 +182,14 @@ async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     return await _place(act, "agent", agent_id)
 
 
-async def read_job(connection: Connection, tenant: str, job_id: str) -> Row:
+async def read_job(connection: Connection, tenant: str, job_id: str, longest: timedelta) -> Row:
     """Return a job with its attempts, as it is answered; raise NotFound."""
     job = await find_job(connection, tenant, job_id)
     runs = await fetch_all(connection, dict, RUNS, (tenant, job_id))
+    alone = (
+        await fetch_one(connection, dict, NONE_ONLINE, (tenant, job["host_id"])) if job["status"] == "pending" else None
+    )
+    job["waiting"] = unattended(alone["seen"], runs[-1]["due_at"], longest) if alone else None
     return _shaped(shapes.JobDetail, job | {"runs": [_shaped(shapes.JobRunRow, run) for run in runs]})
 
 

@@ -104,8 +104,8 @@ class JobScheduleRow(CamelShape):
     last_run_at: datetime | None = Field(description="When a job was last made.")
     next_run_at: datetime | None = Field(description="null: disabled, or `error` says why it cannot be computed.")
     last_run_status: Literal["success", "failed", "skipped", "scheduler_failed"] | None = Field(
-        description="`success`: a job was made; `failed`: its last attempt has failed; `skipped`: a due time was not "
-        "executed; `scheduler_failed`: no job could be made."
+        description="Changed by due times and by `run`. `success`: a job was made; `failed`: its last attempt has "
+        "failed; `skipped`: a due time was not executed; `scheduler_failed`: no job could be made."
     )
     last_run_job_id: str | None
     last_job_status: JobStatus | None = Field(description="The status of the job `lastRunJobId`.")

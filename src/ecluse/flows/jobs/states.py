@@ -70,7 +70,6 @@ FROM job_runs r JOIN jobs j ON j.id = r.job_id WHERE {which} FOR UPDATE OF r, j 
 OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s", rest="")
 OF_JOB = OPEN.format(which="r.job_id = %s AND r.ended_at IS NULL", rest="")
 
-
 # Attempts whose lease is over, or that were not claimed in time. The indexes find the oldest of both before the join,
 # without which the planner would read all attempts; the time is read once, in a subquery.
 LEASE_OVER = "r.status = 'running' AND %(leases)s AND r.lease_ends_at <= (SELECT ecluse_now())"

@@ -26,9 +26,10 @@ WHERE first.host_id = h AND first.due_at <= (SELECT ecluse_now())
 
 @dataclass(frozen=True)
 class Leasing:
-    """What the agents of this process have in common: the duration of a lease, and the polls that wait, by host."""
+    """What the agents of this process have in common: durations, and the polls that wait, by host."""
 
     lease: timedelta
+    longest_pending: timedelta
     polls: Polls
 
     async def look(self, pool: Pool) -> None:
@@ -60,8 +61,8 @@ class Sweep:
         self._last = now
 
 
-def periodic(leasing: Leasing, longest_pending: timedelta) -> list[Job]:
+def periodic(leasing: Leasing) -> list[Job]:
     return [
         Job("jobs: waking long polls", LOOK_SECONDS, leasing.look, roles=API),
-        Job("jobs: lost leases", SWEEP_SECONDS, Sweep(leasing.lease, longest_pending).run, roles=SWEEPERS),
+        Job("jobs: lost leases", SWEEP_SECONDS, Sweep(leasing.lease, leasing.longest_pending).run, roles=SWEEPERS),
     ]
