@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"serving {', '.join(allowed.types)} for {server.url}")
     agent.run()
     if agent.locked_out:
-        say(f"the server does not accept this agent any more: {agent.locked_out}. Enrol it again with a new token.")
+        say(f"the server does not accept this agent any more: {agent.locked_out}")
     return 2 if agent.locked_out else 0
 
 

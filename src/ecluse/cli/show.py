@@ -67,6 +67,8 @@ def cell(value: Any) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
+        case float():
+            return str(round(value, 4))
         case str() if found := INSTANT.fullmatch(value):
             day, time, zone = found.groups()
             return f"{day} {time}{'Z' if zone in ('Z', '+00:00') else zone}"

@@ -253,7 +253,7 @@ def test_a_job_that_no_agent_claims_fails(world, ask):
     host = world.host()
     job = world.job(host, retryPolicy={"maxRetries": 3})
     assert world.shown(job)["waiting"].startswith(
-        "No agent of its host has enrolled. Unless one claims the job, it fails"
+        "No agent of its host has enrolled: without one, the job fails NO_AGENT at "
     )
     ask("UPDATE job_runs SET due_at = due_at - interval '61 minutes' WHERE job_id = %s", job)
     assert attempts(world.ended(job)) == [(1, "failed", "NO_AGENT")]

@@ -86,9 +86,7 @@ def delay(attempt: Open) -> timedelta:
 def unattended(seen: datetime | None, due_at: datetime, longest: timedelta) -> str:
     """Say what becomes of an attempt that waits while no agent of its host is online; `seen`: the last one."""
     since = f"has been online since {instant(seen)}" if seen else "has enrolled"
-    return (
-        f"No agent of its host {since}. Unless one claims the job, it fails {NO_AGENT} at {instant(due_at + longest)}."
-    )
+    return f"No agent of its host {since}: without one, the job fails {NO_AGENT} at {instant(due_at + longest)}."
 
 
 def kept_as(attempt: Open) -> Kept:

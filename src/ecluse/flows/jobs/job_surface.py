@@ -166,14 +166,12 @@ async def create_enrolment_token(act: Act, host_id: str) -> Row:
 
 
 @surface.read(AGENT, needs=READ, answer=shapes.AgentRow, command=Command("jobs agents show"))
-async def show_job_agent(look: Look, agent_id: str) -> Row:
+async def show_agent(look: Look, agent_id: str) -> Row:
     """Show an agent."""
     return await _place(look, "agent", agent_id)
 
 
-@_changes(
-    "POST", f"{AGENT}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke", preview="show_job_agent"
-)
+@_changes("POST", f"{AGENT}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke", preview="show_agent")
 async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
     end."""
@@ -186,9 +184,8 @@ async def read_job(connection: Connection, tenant: str, job_id: str, longest: ti
     """Return a job with its attempts, as it is answered; raise NotFound."""
     job = await find_job(connection, tenant, job_id)
     runs = await fetch_all(connection, dict, RUNS, (tenant, job_id))
-    alone = (
-        await fetch_one(connection, dict, NONE_ONLINE, (tenant, job["host_id"])) if job["status"] == "pending" else None
-    )
+    waits = job["status"] == "pending"
+    alone = await fetch_one(connection, dict, NONE_ONLINE, (tenant, job["host_id"])) if waits else None
     job["waiting"] = unattended(alone["seen"], runs[-1]["due_at"], longest) if alone else None
     return _shaped(shapes.JobDetail, job | {"runs": [_shaped(shapes.JobRunRow, run) for run in runs]})
 
