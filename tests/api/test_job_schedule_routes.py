@@ -213,6 +213,7 @@ def test_run_now_answers_with_the_job_and_pause_and_resume_switch_it(client, ten
     ask("UPDATE job_servers SET deleted_at = ecluse_now() WHERE tenant_id = %s", tenant)
     refused = client.post(f"{one}/run")
     assert (refused.status, refused.code) == (409, "SERVER_GONE")
+    assert client.get(one).json["error"].startswith("Its server was deleted")
 
 
 @pytest.mark.req("JOB-34", "JOB-35", "JOB-49")
