@@ -110,7 +110,8 @@ def test_a_card_says_what_its_job_waits_for(operator, asked, pages_dsn):
     api, page = operator.client.with_key(aside(new_key, pages_dsn, "admin")), f"/ui/requests/{asked[OPPOSED]}"
     assert api.post("/api/lanes/inpi-rne/pause", {"reason": "INPI is being moved"}).status == 200
     assert api.post(f"/v1/requests/{asked[OPPOSED]}:refresh-company", {}).status == 202
-    wait_for(lambda: "1 waiting, 0 in flight: lane inpi-rne was paused by an operator: INPI is being moved" in operator.shown(page))
+    why = "1 waiting, 0 in flight: lane inpi-rne was paused by an operator: INPI is being moved"
+    wait_for(lambda: why in operator.shown(page))
     assert "Sources answered" not in operator.shown(page), "the counts are those of the job before"
     assert api.post("/api/lanes/inpi-rne/resume", {"reason": "it is over"}).status == 200
     wait_for(lambda: "Sources answered 2" in operator.shown(page))

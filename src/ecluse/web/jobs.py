@@ -13,8 +13,8 @@ from ecluse.access.listing import read_page
 from ecluse.access.wire import Filter, Offset, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
+from ecluse.flows.jobs.attempts import JobStatus
 from ecluse.flows.jobs.job_surface import JOBS, READ, read_job
-from ecluse.flows.jobs.schedule_shapes import JobStatus
 from ecluse.web import live, render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.door import Page

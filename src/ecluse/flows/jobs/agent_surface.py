@@ -25,7 +25,7 @@ from ecluse.base.masking import without_texts
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.flows.jobs import logs, states
-from ecluse.flows.jobs.attempts import Ended, Open, Status
+from ecluse.flows.jobs.attempts import Ended, JobStatus, Open
 from ecluse.flows.jobs.sweeps import Leasing
 
 surface = Surface("agent")
@@ -120,7 +120,7 @@ class ResultBody(CamelBody):
 
 
 class KeptResult(CamelShape):
-    status: Status = Field(description="Of the attempt.")
+    status: JobStatus = Field(description="Of the attempt.")
     kept: Literal["result", "evidence", "repeated"]
 
 

@@ -16,7 +16,7 @@ LEASE_LOST, CANCELLED, NO_AGENT = "LEASE_LOST", "CANCELLED", "NO_AGENT"
 # An attempt that ended with one of these may have been ended by the server: a report that comes later is evidence.
 ENDED_HERE = (LEASE_LOST, CANCELLED, NO_AGENT)
 
-Status = Literal["pending", "running", "succeeded", "failed"]
+JobStatus = Literal["pending", "running", "succeeded", "failed"]  # of an attempt, too
 Kept = Literal["result", "evidence", "repeated"]
 
 
@@ -28,7 +28,7 @@ class Open:
     tenant_id: str
     job_id: str
     attempt: int
-    status: Status
+    status: JobStatus
     fence: int
     error_code: str | None
     late_status: str | None
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
     """How an attempt is stored as ended, what its job is then, and when the next attempt may be claimed."""
 
     ended: Ended
-    job_status: Status
+    job_status: JobStatus
     retry_at: datetime | None
 
 

@@ -11,7 +11,8 @@ from pydantic import ConfigDict, Field
 from ecluse.access.listing import Filters, Where
 from ecluse.access.wire import CamelShape
 from ecluse.base.validation import EitherSpelling, Partial, in_camel_case, partial_of
-from ecluse.flows.jobs.schedule_shapes import Id, JobStatus, Name
+from ecluse.flows.jobs.attempts import JobStatus
+from ecluse.flows.jobs.schedule_shapes import Id, Name
 
 
 class JobRow(CamelShape):

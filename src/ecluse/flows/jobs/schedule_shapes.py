@@ -12,13 +12,13 @@ from ecluse.access.listing import Filters
 from ecluse.access.wire import CamelShape, Fire
 from ecluse.base.ids import CUID
 from ecluse.base.validation import EitherSpelling, Partial, fields_of, form, in_camel_case, partial_of
+from ecluse.flows.jobs.attempts import JobStatus
 
 MOST_RETRIES = 100
 LONGEST_BACKOFF_MS = 24 * 60 * 60 * 1000
 LARGEST_PAYLOAD = 256 * 1024  # bytes
 LONGEST_TIMEOUT = 24 * 60 * 60
 
-JobStatus = Literal["pending", "running", "succeeded", "failed"]
 CUID_IN_WORDS = "an id of 25 characters, such as cmf1w2x3y0000abcdefghijkl"
 Id = Annotated[str, Field(pattern=form(f"^{CUID.pattern}$", CUID_IN_WORDS), examples=["cmf1w2x3y0000abcdefghijkl"])]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Nightly backup"])]
