@@ -35,7 +35,6 @@ REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorAnswer}, 422: {"
 LONGEST_WAIT, MOST_JOBS = 30, 16
 OFFLINE_AFTER = timedelta(minutes=1)
 REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
-
 Short = Annotated[str, Field(max_length=500)]
 Fence = Annotated[int, Field(ge=0, le=2**62, examples=[1])]
 
