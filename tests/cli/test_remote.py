@@ -119,7 +119,7 @@ def test_of_nothing_it_says_so_on_stderr(operator):
         (("audits", "list", "--limit", "many"), "--limit: 'many' is not an integer."),
         (("audits", "list", "--limit", "0"), "INVALID_INPUT"),
         (("audits", "list", "surplus"), "unexpected argument 'surplus'."),
-        (("pricing", "alerts", "true"), "takes options only: --open, "),
+        (("pricing", "alerts", "true"), "--severity, --open, --limit"),
         (("audits", "list", "--limit"), "expected one argument"),
         (("audits", "show"), "missing: AUDIT_ID"),
         (("audits", "show", "seven"), "There is no audit seven."),
