@@ -18,8 +18,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Visible, Where, every_row
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.base.clock import Clock
 from ecluse.base.errors import Conflict, InvalidInput, NotFound, PermanentError, TransientError, VendorError

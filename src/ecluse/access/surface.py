@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from ecluse.access import answers, door, idempotency, permissions
 from ecluse.access.changes import Change, record_all
+from ecluse.access.commands import Command, as_extra
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import age, request_id
 from ecluse.access.idempotency import Answer, Call, Outcome, call_of, carry_out, response
@@ -50,34 +51,6 @@ class Noun(NamedTuple):
 
     name: str
     find: Callable[[Look, str], Awaitable[Any]] | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a command shows after `--wait`: these fields of a read, whose path has the `id` of the command's answer, and
-    the next command, with fields in braces, if all of these fields have values."""
-
-    read: str  # its name
-    fields: Sequence[str]
-    next: str
-
-
-@dataclass(frozen=True)
-class Command:
-    """The command of a route on the command line. Path parameters and `arguments`, which are fields of the body, are
-    positional; all other fields are options."""
-
-    name: str  # the words after `ecluse`
-    columns: Sequence[str] = ()  # of its table; by default all that are no objects
-    arguments: Sequence[str] = ()
-    options: Mapping[str, str] = field(default_factory=dict)  # short name → field, `selection.days` for a nested one
-    preview: str = ""  # name of the read that shows what would change, before the command asks for a confirmation
-    follows: str = ""  # field of the answer with the id of a run: the command has --wait
-    result: Result | None = None
-    empty: str = ""  # what to say of an empty list
-    text: str = ""  # field of the rows that is printed as it is, in place of a table; `columns` head its parts
-    hides: Sequence[str] = ()  # fields of the answer or the preview that only --json shows: others say the same
-    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,7 +178,7 @@ class Surface:
             *(_parameter(one, hints[one], found.default) for one, found in listing.filters.model_fields.items()),
             *(_parameter("limit", Limit, 50), _parameter("offset", Offset, 0), _parameter("cursor", Cursor, None)),
         ]
-        extra = needs(listing.needs, narrowed=listing.visible is not None, refuses=refuses) | _as_extra(command)
+        extra = needs(listing.needs, narrowed=listing.visible is not None, refuses=refuses) | as_extra(command)
         self._read(path, rows, parameters, extra, listing.page)
 
     def read(
@@ -221,7 +194,7 @@ class Surface:
         """Declare a read, a function `async def name(look, …)`: its parameters are those of the path and the query."""
 
         def declare(function: F) -> F:
-            extra = door.needs(needs, narrowed=narrowed, refuses=refuses) | _as_extra(command)
+            extra = door.needs(needs, narrowed=narrowed, refuses=refuses) | as_extra(command)
             self._read(path, function, _parameters(function), extra, answer)
             return function
 
@@ -284,7 +257,7 @@ class Surface:
             parameters = _parameters(function)
             nouns = _nouns(parameters)
             own = (*idempotency.REFUSES, *refuses)
-            extra = door.needs(needs, narrowed=narrowed, refuses=own) | _as_extra(command)
+            extra = door.needs(needs, narrowed=narrowed, refuses=own) | as_extra(command)
             others = {code: {"model": answer, "description": meaning} for code, meaning in (also or {}).items()}
             self._add(method, path, call, function, parameters, extra, answer, status_code=status, responses=others)
             body = next((one.annotation for one in parameters if one.name == "body"), None)
@@ -358,9 +331,3 @@ def _model(annotation: Any) -> type[BaseModel] | None:
         if get_origin(one) is Annotated:
             return _model(get_args(one)[0])
     return None
-
-
-def _as_extra(command: Command | None) -> dict[str, Any]:
-    if command is None:
-        return {}
-    return {"x-command": {name: value for name, value in asdict(command).items() if value}}

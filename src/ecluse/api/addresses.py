@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing
-from ecluse.access.surface import Act, Command, Surface
+from ecluse.access.surface import Act, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.endpoints import READ, WRITE
 from ecluse.db.query import Row

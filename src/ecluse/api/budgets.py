@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, IdFilter, Shape
 from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput, NotFound

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import AfterValidator, Field
 
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Shape, number
 from ecluse.api.endpoints import READ, WRITE, Begun, check_active
 from ecluse.api.shapes import Id

@@ -10,10 +10,11 @@ from fastapi import Body as JsonBody
 from pydantic import ConfigDict, Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
 from ecluse.access.secrets import Secrets
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput

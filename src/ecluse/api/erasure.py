@@ -12,7 +12,8 @@ from pydantic import Field
 
 from ecluse.access import maintenance, tenants
 from ecluse.access.changes import record
-from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.commands import Command
+from ecluse.access.surface import Act, Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.api.keys import administrators_only
 from ecluse.api.shapes import Id, Reason

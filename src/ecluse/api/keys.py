@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ecluse.access import keys, tenants
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing
 from ecluse.access.permissions import ROLES
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.shapes import Id, Reason, Role
 from ecluse.base.errors import Conflict

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.surface import Act, Look, Surface
 from ecluse.access.tenants import DEFAULT
 from ecluse.access.wire import Body, Shape, with_ids_as_text
 from ecluse.api.shapes import Id, Reason

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, Surface
+from ecluse.access.surface import Act, Surface
 from ecluse.access.wire import Shape
 from ecluse.api.shapes import Id, Reason
 from ecluse.base.errors import NotFound

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.limits import KNOB, Limiter
-from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.surface import Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ecluse.access.commands import Command
 from ecluse.access.permissions import OF_SERVER, permissions_of
-from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.surface import Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.api.shapes import Role
 from ecluse.db.query import Row

@@ -10,10 +10,11 @@ from fastapi import Form, Request, Response
 from pydantic import Field
 
 from ecluse.access import keys
+from ecluse.access.commands import Command
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused, as_json
 from ecluse.access.keys import Caller
-from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.surface import Act, Look, Surface
 from ecluse.access.wire import LARGEST_ID, Shape, reads_of, writes_of
 from ecluse.base.errors import InvalidInput
 from ecluse.base.ids import CUID

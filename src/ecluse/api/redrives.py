@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import Body as InBody
 from pydantic import Field
 
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.commands import Command
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Filter, Shape
 from ecluse.api.flows import run_of
 from ecluse.db.query import Row

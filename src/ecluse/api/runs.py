@@ -9,9 +9,10 @@ from functools import partial
 from typing import Annotated
 
 from ecluse.access.changes import record
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Filter, IdFilter, Instant, Limit, Offset, Order, TargetFilter, with_ids_as_text
 from ecluse.api import shapes
 from ecluse.api.flows import named, run_of

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import Body, Query
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Deleted, Filter, SlotRow, with_ids_as_text
 from ecluse.api import flows
 from ecluse.api.schedule_shapes import (

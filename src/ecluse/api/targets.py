@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Command, Look, Noun, Surface
+from ecluse.access.surface import Look, Noun, Surface
 from ecluse.access.wire import Filter, Shape, TargetFilter, with_ids_as_text
 from ecluse.api.runs import exists
 from ecluse.api.shapes import Id, ItemRow, LogRow, WaitingRow

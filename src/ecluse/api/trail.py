@@ -11,9 +11,10 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
+from ecluse.access.commands import Command
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Filters, Listing, Where, read_page
-from ecluse.access.surface import Command, Surface
+from ecluse.access.surface import Surface
 from ecluse.access.wire import Filter, Instant, Shape, reads_of
 from ecluse.api.outcomes import lines
 from ecluse.api.shapes import Id

@@ -11,8 +11,9 @@ from typing import Literal
 from pydantic import Field
 
 from ecluse.access import maintenance
+from ecluse.access.commands import Command
 from ecluse.access.secrets import Secrets
-from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.surface import Act, Look, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.keys import administrators_only
 from ecluse.base.trace_files import TraceFolder

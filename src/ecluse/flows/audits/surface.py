@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where, every_row
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row, fetch_value

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Deleted, Filter, Limit, Offset, Order, number, with_ids_as_text
 from ecluse.db.query import Row
 from ecluse.engine import Flow, Started

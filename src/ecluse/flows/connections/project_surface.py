@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Asked, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape, number
 from ecluse.base.errors import InvalidInput, VendorError
 from ecluse.db.query import Row

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Asked, Look, Noun, Surface
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
 from ecluse.base.text import storable

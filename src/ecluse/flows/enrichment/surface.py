@@ -12,9 +12,10 @@ from pydantic import ConfigDict, Field
 
 from ecluse.access import tenants
 from ecluse.access.changes import record
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Asked, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Asked, Look, Noun, Surface
 from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, id_as_text, writes_of
 from ecluse.db.connect import Connection
 from ecluse.db.groups import Groups

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from fastapi import Query
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.surface import Look, Surface
 from ecluse.access.wire import Filter, Shape
 from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.db.query import Row

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ecluse.access import agents
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, F, Look, Surface
+from ecluse.access.surface import Act, F, Look, Surface
 from ecluse.access.wire import Deleted, Shape, camel
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from fastapi import Query
 
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Deleted, camel
 from ecluse.base.timetable import timetable
 from ecluse.db.query import Row

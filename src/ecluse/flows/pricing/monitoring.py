@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from ecluse.access.alerts import AlertFilters, AlertRow
+from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Command, Look, Surface
+from ecluse.access.surface import Look, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.connections.project_surface import READ

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from ecluse.access.commands import Command, Result
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Command, F, Look, Noun, Result, Surface
+from ecluse.access.surface import Act, F, Look, Noun, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.connections import projects

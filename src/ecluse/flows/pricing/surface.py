@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from ecluse.access import secrets as sealed
+from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing
-from ecluse.access.surface import Act, Command, Look, Noun, Surface
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Deleted, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import Field
 
+from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where, every_row
-from ecluse.access.surface import Act, Command, Look, Surface
+from ecluse.access.surface import Act, Look, Surface
 from ecluse.access.wire import Body, Filter, Instant, Page, Shape
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
