@@ -30,11 +30,7 @@ WHERE s.tenant_id = %(tenant)s AND s.id = %(id)s AND s.deleted_at IS NULL
       WHERE h.tenant_id = s.tenant_id AND h.id = %(host_id)s AND h.deleted_at IS NULL))
 RETURNING s.id
 """
-SHOWN = {
-    "host": "SELECT * FROM job_host_list WHERE tenant_id = %s AND id = %s",
-    "server": "SELECT * FROM job_server_list WHERE tenant_id = %s AND id = %s",
-    "agent": "SELECT * FROM job_agent_list WHERE tenant_id = %s AND id = %s",
-}
+SHOWN = "SELECT * FROM job_{kind}_list WHERE tenant_id = %s AND id = %s"
 IN_USE = "SELECT name FROM job_servers WHERE tenant_id = %s AND host_id = %s AND deleted_at IS NULL LIMIT 1"
 DELETE = {
     "host": "UPDATE job_hosts SET deleted_at = ecluse_now() WHERE tenant_id = %s AND id = %s",
@@ -72,7 +68,7 @@ async def change_server(connection: Connection, tenant: str, server: str, given:
 
 async def show(connection: Connection, tenant: str, kind: str, named: str) -> Row:
     """Return a host, a server instance or an agent as it is listed; raise NotFound."""
-    row = await fetch_one(connection, dict, SHOWN[kind], (tenant, named))
+    row = await fetch_one(connection, dict, SHOWN.format(kind=kind), (tenant, named))
     if row is None:
         raise NotFound(f"There is no {kind} {storable(named, 50)}. `ecluse jobs {kind}s list` shows them.")
     return row
