@@ -173,7 +173,7 @@ def test_a_revoked_agent_stops_its_job_and_exits_until_it_is_enrolled_again(worl
     assert (known["online"], known["running"]) == (True, 1)
     world.made(f"/api/jobs/agents/{known['id']}/revoke", {})
     assert agent.ended() == 2
-    assert "Enrol it again" in agent.log
+    assert "enrol the agent again, with a new token." in agent.log
     assert processes_with(f"sleep {mark}") == []
     (agent.folder / "token").write_text(world.token(host))
     agent.start()
