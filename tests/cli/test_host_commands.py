@@ -27,7 +27,7 @@ GROUPS = [one for one in GROUPS if one not in (*LOCAL, *(command["name"] for com
 def test_every_command_of_the_host_explains_itself_without_a_database(bare, name):
     answer = bare(*name.split(), "--help", DATABASE_URL="nonsense")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.startswith(f"Usage: ecluse {name} ")
+    assert answer.out.lower().startswith(f"usage: ecluse {name} ")  # the agent has a parser of its own
 
 
 @pytest.mark.parametrize("group", GROUPS)
