@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -197,6 +198,20 @@ def test_a_page_outlives_its_server_and_is_live_again_with_the_next(dsn, visit):
         expect(page.locator(f"#run-{run_id}")).to_be_visible()
         assert page.evaluate("window.stillHere")
         page.close()
+
+
+@pytest.mark.parametrize("script", ["hx-sse", "live"])
+def test_a_page_is_live_however_late_a_script_arrives(desk, visit, script):
+    client, _ = desk
+
+    def late(route):
+        time.sleep(0.3)
+        route.continue_()
+
+    visitor = visit(client)
+    visitor.page.route(re.compile(rf"/{script}\b.*\.js"), late)
+    page = visitor.enter(client.key)
+    expect(page.get_by_role("status")).to_have_text("Live")
 
 
 def test_a_page_that_gets_no_stream_keeps_what_it_shows_and_says_so(desk, visit, ended, monkeypatch):
