@@ -19,7 +19,7 @@ from tests.faults.world import World, open_world
 from tests.support.fork_server import ForkServer
 from tests.support.servers import Server
 
-AT_ONCE = 8
+AT_ONCE = 6
 DISK_MEGABYTES = 48
 Opened = Callable[..., World]
 
