@@ -23,6 +23,7 @@ from ecluse.engine import (
     put_waiters,
     resume_lane,
 )
+from ecluse.engine.work.mates import join_mates
 from ecluse.insight import run_queries, waiting
 from ecluse.insight.waiting import why, why_run
 from tests.insight.test_causes import REPLICA
@@ -146,6 +147,51 @@ async def test_what_is_held_back_by_a_rate_is_told_its_first_and_its_last_start(
     (group,) = (await ask(board, above.id)).groups
     assert (group.cause, group.count) == ("throttled", 10)
     assert (group.last_at - group.first_at).total_seconds() == pytest.approx(9 * 2 / 0.98, abs=0.01)
+
+
+def batches_of(query, most, permits=1):
+    query(REPLICA, "one", ["test/work"], 10)
+    query("UPDATE replicas SET batches = %s, permits = %s", [most], [permits])
+
+
+async def test_items_that_share_a_call_count_as_one(board, query):
+    await board.lane(max_per_key=1, per_second=0.5)
+    await board.run([NewItem(f"x{n}", group="x") for n in range(7)], delay=-60)
+    run = await board.run([NewItem(f"{g}{n}", group=g) for n in range(5) for g in "ab"] + ["alone"])
+    batches_of(query, most=3, permits=2)
+    async with board.pool.connection() as connection:
+        found = {one.key: one for one in await why(connection, "default", run.id, limit=50)}
+    # Seven of x before it are three calls; the fourth item of a group begins its second call.
+    expected = {**{f"a{n}": 3 for n in range(3)}, **{f"b{n}": 4 for n in range(3)}, "alone": 7}
+    expected |= {"a3": 5, "a4": 5, "b3": 6, "b4": 6}
+    assert {key: one.position for key, one in found.items()} == expected
+    assert found["alone"].detail.endswith("; 7 before it")
+    (group,) = (await ask(board, run.id)).groups
+    assert (group.cause, group.count) == ("throttled", 11)
+    # Each call takes two permits, as it reads before it writes.
+    assert (group.last_at - group.first_at).total_seconds() == pytest.approx(4 * 2 * 2 / 0.98, abs=0.01)
+
+
+async def test_the_last_of_many_batches_is_told_at_least_the_calls_that_were_counted(board, query, monkeypatch):
+    monkeypatch.setattr(waiting, "MOST_COUNTED", 8)
+    await board.lane(max_per_key=1, per_second=0.5)
+    run = await board.run([NewItem(f"{g}{n}", group=g) for g in "abcdef" for n in range(2)])
+    batches_of(query, most=250)
+    (group,) = (await ask(board, run.id)).groups
+    assert (group.last_at - group.first_at).total_seconds() == pytest.approx(3 * 2 / 0.98, abs=0.01)
+
+
+async def test_a_batch_in_flight_is_one_call_and_takes_one_slot(board, query):
+    lane = await board.lane(max_per_key=1)
+    run = await board.run([NewItem(f"a{n}", group="a") for n in range(3)] + ["b"])
+    query(REPLICA, "one", ["test/work"], 2)
+    (leader,) = await board.claim(lane, room=1)
+    async with board.pool.connection() as connection:
+        (joined,) = await join_mates(connection, "one", [leader], {("test", "work"): 250})
+    assert len(joined.mates) == 2
+    found = await ask(board, run.id)
+    assert (found.waiting, found.in_flight) == (1, 1)
+    assert found.groups[0].detail == "about to be claimed"
 
 
 async def test_fifty_thousand_waiting_items_are_grouped_in_a_moment(board, query):

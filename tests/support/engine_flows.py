@@ -142,11 +142,12 @@ class Board:
         one = one or stage(lane=Lane(lane))
         async with self.pool.connection() as connection:
             start = Start(flow(one, name), f"run-{next(self._serial)}", tenant_id=tenant)
-            run = (await start_runs(connection, [start]))[0].run
-            await connection.execute(
-                "UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s",
-                (run.id,),
-            )
+            async with connection.transaction():  # a worker of the test must not find it queued, and lead it
+                run = (await start_runs(connection, [start]))[0].run
+                await connection.execute(
+                    "UPDATE runs SET status = 'running', state = 'running', started_at = ecluse_now() WHERE id = %s",
+                    (run.id,),
+                )
             new = [NewItem(item) if isinstance(item, str) else item for item in wanted]
             await fan_out(connection, run, one, new, chunk=1000, priority=priority)
             if delay:

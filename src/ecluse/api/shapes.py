@@ -97,8 +97,8 @@ class WaitingRow(Shape):
     stage: str
     lane: str
     cause: Cause
-    detail: str = Field(description="The cause in words: until when, how many items are before it.")
-    position: int | None = Field(description="Number of items before it; null: it is not due yet, or far behind.")
+    detail: str = Field(description="The cause in words: until when, how many calls are before it.")
+    position: int | None = Field(description="Number of calls before it; null: it is not due yet, or far behind.")
     expected_at: datetime | None
 
 

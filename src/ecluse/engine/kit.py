@@ -112,8 +112,8 @@ class Kit:
         channels[ENDED_CHANNEL] = [self._on_run_ended]
         own = jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
-            work = [f"{flow.name}/{stage.name}" for flow in self.flows for stage in flow.stages]
-            can = (work, self.hands) if "worker" in self.roles else ([], 0)
+            work = {f"{flow.name}/{stage.name}": stage for flow in self.flows for stage in flow.stages}
+            can = (work, self.hands) if "worker" in self.roles else ({}, 0)
             await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
             publisher = Publisher(self.dsn, self.sinks)
             loops["publisher"] = publisher.run()

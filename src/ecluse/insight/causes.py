@@ -71,7 +71,7 @@ class Facts:
     postponed_cause: Literal["lease", "postponed", "budget"] | None
     postponed_why: str | None
     position: int | None
-    counted: int  # due items in the queue of its lane, as far as they were counted
+    counted: int  # calls for the due items in the queue of its lane, as far as these were counted
     lane: str
     paused_at: datetime | None
     paused_reason: str | None
@@ -91,6 +91,8 @@ class Facts:
     hands: int
     busy: int
     pace: float | None  # recent calls per second of its lane
+    batch: int = 1  # the most items of a call of its stage
+    permits: int = 1  # that such a call takes of the rate of its lane
     slowed_to: float | None = None  # share of its lane's rate that is used for a while
     slowed_until: datetime | None = None
 
@@ -168,7 +170,7 @@ def _slowed(item: Facts) -> str:
 
 
 def detail_with_position(item: Facts) -> str:
-    """Describe the cause for people, like `detail_of`; for an item that waits for its turn, add the number of items
+    """Describe the cause for people, like `detail_of`; for an item that waits for its turn, add the number of calls
     before it in the lane."""
     detail = detail_of(item)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
@@ -188,7 +190,7 @@ def expected(item: Facts) -> datetime | None:
     start = max(item.now, item.due_at, item.held_until or item.now)
     position = item.position or 0
     if item.spacing is not None and item.next_free_at is not None:
-        return max(start, item.next_free_at) + position * item.spacing
+        return max(start, item.next_free_at) + position * item.permits * item.spacing
     if start > item.now or (position == 0 and item.busy < item.hands):
         return start
     return item.now + timedelta(seconds=position / item.pace) if item.pace else None
@@ -199,7 +201,8 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
     examples, and the last one."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
-        last = replace(last, position=first.position + count - 1)  # at least
+        least = first.position + (count - 1) // last.batch
+        last = replace(last, position=least if last.batch == 1 else max(least, last.counted - 1))
     cause, detail = cause_of(first), detail_of(first)
     if cause == "retry" and count > 1:
         when = f"from {instant(first.due_at)} to {instant(last.due_at)}"

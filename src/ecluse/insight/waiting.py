@@ -3,8 +3,8 @@ these items start, where that can be predicted; or the same item by item.
 
 Computed on read, from the items, their lanes and the live replicas; nothing is written while an item waits. Items are
 grouped in one statement, by everything that decides their cause, and only the first and the last of a group are
-explained. A position is the number of due items before this one in the order of the claim: tenants in turn, each in its
-own order.
+explained. A position is the number of calls before that of this item in the order of the claim: tenants in turn, each
+in its own order. Items that a call carries together (`BatchWrite`) have the position of the first of them.
 """
 
 from __future__ import annotations
@@ -112,20 +112,44 @@ waiting AS (
     SELECT w.lane_id, (SELECT i.tenant_id FROM items i WHERE i.lane_id = w.lane_id AND i.claim_id IS NULL
                        AND i.tenant_id > w.tenant_id ORDER BY i.tenant_id LIMIT 1)
     FROM waiting w WHERE w.tenant_id IS NOT NULL),
-due AS MATERIALIZED (
-    SELECT i.id, w.lane_id, w.tenant_id, row_number() OVER (PARTITION BY w.lane_id, w.tenant_id
-                                                            ORDER BY i.order_at, i.id) - 1 AS ahead
+queued AS MATERIALIZED (
+    SELECT i.*, w.lane_id, w.tenant_id
     FROM clock, (SELECT *, count(*) OVER (PARTITION BY lane_id) AS tenants FROM waiting WHERE tenant_id IS NOT NULL) w,
-    LATERAL (SELECT id, order_at, due_at FROM items
+    LATERAL (SELECT id, order_at, due_at, run_id, flow, stage, group_key, suspicion FROM items
              WHERE lane_id = w.lane_id AND tenant_id = w.tenant_id AND claim_id IS NULL
              ORDER BY order_at, id LIMIT greatest(1, %(most)s / w.tenants)) i WHERE i.due_at <= now),
-line AS MATERIALIZED (SELECT lane_id, tenant_id, count(*) AS n FROM due GROUP BY 1, 2),
+-- what a call of a stage is, as its workers say: of different versions, the larger
+call AS MATERIALIZED (
+    SELECT w.name, max(w.batch) AS batch, max(w.permits) AS permits
+    FROM replicas r, unnest(r.work, r.batches, r.permits) AS w(name, batch, permits)
+    WHERE r.state = 'live' AND w.batch IS NOT NULL GROUP BY 1),
+-- the items of one call, as `work/mates.py` finds them: the place of each among those that may share calls
+mates AS (
+    SELECT q.id, q.lane_id, q.run_id, q.stage, q.group_key, c.batch,
+           row_number() OVER (PARTITION BY q.lane_id, q.run_id, q.stage, q.group_key ORDER BY q.order_at, q.id) - 1
+               AS place
+    FROM queued q JOIN call c ON c.name = q.flow || '/' || q.stage AND c.batch > 1
+    WHERE q.group_key IS NOT NULL AND q.suspicion = 0),
+leader AS (
+    SELECT id, first_value(id) OVER (PARTITION BY lane_id, run_id, stage, group_key, place / batch ORDER BY place)
+               AS leader
+    FROM mates),
+place AS MATERIALIZED (
+    SELECT q.id, coalesce(m.leader, q.id) AS leader, q.lane_id, q.tenant_id,
+           count(*) FILTER (WHERE coalesce(m.leader, q.id) = q.id)
+               OVER (PARTITION BY q.lane_id, q.tenant_id ORDER BY q.order_at, q.id) - 1 AS ahead
+    FROM queued q LEFT JOIN leader m ON m.id = q.id),
+due AS MATERIALIZED (
+    SELECT p.id, p.lane_id, p.tenant_id, l.ahead
+    FROM mine m JOIN place p ON p.id = m.id JOIN place l ON l.id = p.leader),
+line AS MATERIALIZED (SELECT lane_id, tenant_id, max(ahead) + 1 AS n FROM place GROUP BY 1, 2),
 crew AS MATERIALIZED (
     SELECT s.flow, s.stage, count(r.id)::int AS workers, coalesce(sum(r.hands), 0)::int AS hands,
            coalesce(sum(c.busy), 0)::int AS busy
     FROM (SELECT DISTINCT flow, stage FROM mine) s
     LEFT JOIN replicas r ON r.state = 'live' AND s.flow || '/' || s.stage = ANY(r.work)
-    LEFT JOIN LATERAL (SELECT sum(in_flight) AS busy FROM claims WHERE replica_id = r.id AND in_flight > 0) c ON true
+    LEFT JOIN LATERAL (SELECT sum(in_flight) AS busy FROM claims
+                       WHERE replica_id = r.id AND in_flight > 0 AND lane_id IS NOT NULL) c ON true
     GROUP BY s.flow, s.stage)
 SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.executions, m.crashes, m.suspicion,
        m.error_code, m.error, m.postponed_cause, m.postponed_why,
@@ -139,10 +163,10 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,
-       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, l.slowed_to,
-       l.slowed_until
+       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, coalesce(k.batch, 1) AS batch,
+       coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
-LEFT JOIN due d ON d.id = m.id ORDER BY m.order_at, m.id
+LEFT JOIN due d ON d.id = m.id LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
 
 # The table does not exist before the first server has led a run.
@@ -165,7 +189,7 @@ class Waiting:
     lane: str
     cause: Cause
     detail: str
-    position: int | None  # items before it; None: it is not due yet, or too far behind to be counted
+    position: int | None  # calls before its own; None: it is not due yet, or too far behind to be counted
     expected_at: datetime | None
 
 

@@ -244,3 +244,8 @@ async def test_a_time_limit_leaves_no_answered_item_in_doubt(start_kit, query):
 def test_a_batch_needs_a_lane_in_which_the_calls_of_a_group_follow_each_other() -> None:
     with pytest.raises(ValueError, match="max_per_key=1"):
         flow_of(Shelf().write(), Lane("shelf"))
+
+
+async def test_a_replica_says_how_many_items_and_permits_a_call_of_its_stages_takes(start_kit, query):
+    await start_kit(flow_of(Shelf().write(most=250), weight=3))
+    assert query("SELECT work, batches, permits FROM replicas") == [(["test/work"], [250], [6])]

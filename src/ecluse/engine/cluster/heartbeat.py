@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -20,11 +20,15 @@ from ecluse.db.connect import open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.engine.cluster.take_over import take_over
 from ecluse.engine.lead import durable
+from ecluse.engine.model.flow import Stage
 from ecluse.engine.runs.leases import RENEW
 
 log = structlog.get_logger(__name__)
 
-ENTER = "INSERT INTO replicas (id, host, pid, roles, work, hands) VALUES (%s, %s, %s, %s, %s, %s)"
+ENTER = """
+INSERT INTO replicas (id, host, pid, roles, work, batches, permits, hands)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+"""
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 # After a restart of the database, or a reconnect of the reaper, every replica gets a full period to beat again.
@@ -64,12 +68,15 @@ class Heartbeat:
         self._ticks = 0
         self._beaten_at = 0.0
 
-    def start(self, roles: list[str], work: list[str], hands: int) -> None:
-        """Insert the row of this replica and start its heartbeat. `work`: what its worker can do, as "flow/stage";
-        `hands`: the number of its worker slots."""
+    def start(self, roles: list[str], work: Mapping[str, Stage], hands: int) -> None:
+        """Insert the row of this replica and start its heartbeat. `work`: the stages that its worker can do, by
+        "flow/stage"; `hands`: the number of its worker slots."""
+        calls = ([stage.batch for stage in work.values()], [stage.permits for stage in work.values()])
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
-            connection.execute(ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, work, hands))
+            connection.execute(
+                ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, list(work), *calls, hands)
+            )
         self._start("heartbeat", self._keep_beating, self._beat)
 
     @property

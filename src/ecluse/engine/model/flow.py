@@ -22,7 +22,7 @@ from ecluse.engine.model.fires import Fire, OnUnfired
 from ecluse.engine.model.item import Item, Result
 from ecluse.engine.model.retry import RetryPolicy
 from ecluse.engine.model.states import PLAIN, StatusMap
-from ecluse.engine.model.writes import BatchWrite, Write
+from ecluse.engine.model.writes import BatchWrite, ReadableWrite, Write
 from ecluse.engine.outbox.events import Event
 
 if TYPE_CHECKING:
@@ -208,6 +208,16 @@ class Stage:
             raise ValueError(
                 f"stage {self.name}: a BatchWrite has at least 1 item per call, and a lane with max_per_key=1"
             )
+
+    @property
+    def batch(self) -> int:
+        """The most items of one call."""
+        return self.work.most if isinstance(self.work, BatchWrite) else 1
+
+    @property
+    def permits(self) -> int:
+        """The permits that one execution takes of its lane's rate: what can be read back is read before it is sent."""
+        return 2 * self.weight if isinstance(self.work, ReadableWrite) else self.weight
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ tree AS MATERIALIZED (
     SELECT r.id FROM tree t JOIN run_waiters w ON w.waiter_run_id = t.id
     JOIN runs r ON r.id = w.run_id AND r.ended_at IS NULL)"""
 # Calls in flight by run, and `above` each of these runs the runs that wait for it. Read from the busy runs upwards: few
-# calls are in flight, however many runs there are.
+# calls are in flight, however many runs there are. A claim without a lane holds items of another claim's calls.
 IN_FLIGHT = """
 busy AS MATERIALIZED (
-    SELECT run_id, sum(in_flight)::int AS calls, min(taken_at) AS since FROM claims WHERE in_flight > 0
+    SELECT run_id, (sum(in_flight) FILTER (WHERE lane_id IS NOT NULL))::int AS calls, min(taken_at) AS since
+    FROM claims WHERE in_flight > 0
     GROUP BY run_id),
 above AS MATERIALIZED (
     SELECT run_id AS busy_run, run_id AS id FROM busy

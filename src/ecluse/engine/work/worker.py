@@ -18,7 +18,6 @@ from ecluse.db.outage import ignoring_outage
 from ecluse.engine.effects.protocol import Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model.item import ClaimedItem
-from ecluse.engine.model.writes import BatchWrite
 from ecluse.engine.work.claim import AHEAD_SECONDS, LANES_AT_ONCE, Claimant, WaitingLanes, Window, claim_items
 from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
@@ -63,8 +62,7 @@ class Worker:
         self._clock = clock
         names, weights = [f"{flow}/{stage}" for flow, stage in lanes.stages], [s.weight for s in lanes.stages.values()]
         self._claimant = Claimant(replica, names, weights)
-        works = {name: stage.work for name, stage in lanes.stages.items()}
-        self._batches = {name: work.most for name, work in works.items() if isinstance(work, BatchWrite)}
+        self._batches = {name: stage.batch for name, stage in lanes.stages.items() if stage.batch > 1}
         self._suspects = SuspectClaims(self._claimant, slots)
         self._pace = Pace(slots)
         self._wake = asyncio.Event()
