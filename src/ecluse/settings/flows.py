@@ -131,7 +131,9 @@ class TranscriptionKnobs(BaseSettings):
         3, description="Publish `transcription.progress` every this many recordings, and at the end. Minimum 1."
     )
     TRANSCRIPTION_MAX_WAIT_SECONDS: Annotated[float, at_least(30)] = Field(
-        900, description="How long a request with `wait_for_completion` waits for the end of the run. Minimum 30."
+        900,
+        description="How long code that starts a run with `wait_for_completion` waits for its end. No flow of Ecluse "
+        "does: automation waits for `AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS`, and requests only enqueue. Minimum 30.",
     )
     TRANSCRIPTION_STALL_MINUTES: Annotated[float, at_least(0.1)] = Field(
         10,

@@ -1,5 +1,9 @@
 """Start of a transcription run, or attachment to the open one, and the wait for its end: for callers that need the
-transcripts."""
+transcripts.
+
+No flow of Ecluse calls it: automation waits at the gate of its stage, and routes only enqueue. It exists for flows of
+packages, because the requirements name it: TRX-05, TRX-55 and TRX-56 the wait, TRX-28 its limit
+(`TRANSCRIPTION_MAX_WAIT_SECONDS`)."""
 
 from __future__ import annotations
 
