@@ -146,7 +146,7 @@ def test_an_end_that_cannot_be_recorded_does_not_happen(api, started, query):
         answer = api.post(f"/api/runs/{started}/end", {"reason": "x"})
     assert (answer.status, answer.code) == (500, "INTERNAL")
     assert "CHECK" not in answer.body.decode()
-    assert [line["event"] for line in told] == ["request failed", "request"]
+    assert [line["event"] for line in told] == ["request: failed", "request: answered"]
     assert query("SELECT status FROM runs") == [("queued",)]
 
 

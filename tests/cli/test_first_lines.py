@@ -45,10 +45,12 @@ def test_the_first_lines_name_the_program_wrong_knobs_the_address_and_the_way_to
     assert (records[0]["event"], records[0]["version"]) == ("ecluse: starting", healthy)
     assert healthy.endswith(f"+g{head}")
     assert build == f'ecluse_build_info{{commit="{head}",version="{healthy.partition("+")[0]}"}} 1.0'
-    low = {one["name"]: one["minimum"] for one in records if one["event"].startswith("setting below its minimum")}
+    low = {
+        one["name"]: one["minimum"] for one in records if one["event"].startswith("settings: value below its minimum")
+    }
     assert low == {"ECLUSE_HANDS": 1, "ECLUSE_HEARTBEAT_SECONDS": 0.1}
     assert {one["level"] for one in records if one.get("name") in low} == {"warning"}
-    (where,) = [one for one in records if one["event"] == "open the pages in a browser"]
+    (where,) = [one for one in records if one["event"] == "server: open the pages in a browser"]
     assert where["url"] == f"http://127.0.0.1:{server.port}/"
     (key,) = [one for one in records if "no API key exists" in one["event"]]
     second = serve("--role", "api")
@@ -86,4 +88,4 @@ def test_an_address_to_listen_on_is_told_as_one_to_open(address, url):
 def test_a_command_of_the_host_warns_of_a_knob_on_the_stream_of_its_errors(ecluse):
     migrated = ecluse("migrate", ECLUSE_HANDS="0")
     assert migrated.out.startswith("schema ")
-    assert re.fullmatch(r"\[\w+\|-\] !! WARN: setting below its minimum.* name=ECLUSE_HANDS .*\n", migrated.err)
+    assert re.fullmatch(r"\[\w+\|-\] !! WARN: settings: value below its minimum.* name=ECLUSE_HANDS .*\n", migrated.err)

@@ -107,7 +107,7 @@ def test_a_server_whose_engine_broke_ends_with_an_error_so_that_a_supervisor_sta
     server.process.wait(PATIENCE)
     code, _, said = server.end()
     assert code == 70, said
-    assert "engine loop died" in said
+    assert "engine: loop died" in said
     assert query("SELECT state FROM replicas") == [("left",)]
 
 

@@ -207,7 +207,7 @@ class JobsChaos(Chaos):
         self._say()
         for one in self.world.living:
             if one.child.pid not in self._ports and one.is_up:
-                self._ports[one.child.pid] = int(next(one.events("listening"))["address"][1])
+                self._ports[one.child.pid] = int(next(one.events("server: listening"))["address"][1])
         living = {one.child.pid for one in self.world.living}
         self._proxy.ports = [port for pid, port in self._ports.items() if pid in living]
         for place, agent in enumerate(self._agents):

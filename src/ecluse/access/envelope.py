@@ -208,7 +208,7 @@ class Envelope:
             told = status != HUNG_UP and (scope["method"] != "GET" or status >= 400)  # slow bodies may be a flood
             if told or READS_TOO.isEnabledFor(logging.DEBUG):
                 log.info(
-                    "request",
+                    "request: answered",
                     method=scope["method"],
                     path=_path(scope),
                     http_status=status,
@@ -268,7 +268,7 @@ def _unexpected(scope: Scope, error: Exception) -> Response:
         log.warning("request: database unavailable", error=one_line(error))
         headers = {"Retry-After": "1"}
         return error_answer(scope, 503, "DATABASE_AWAY", "The database is unavailable.", headers=headers)
-    log.error("request failed", exc_info=error)
+    log.error("request: failed", exc_info=error)
     return error_answer(
         scope, 500, "INTERNAL", "The server failed unexpectedly; its log has the reason under this request id."
     )

@@ -34,7 +34,7 @@ def run(flows: Sequence[str], host: str | None, port: int | None, roles: Sequenc
 def _warn(problem: OSError) -> None:
     from ecluse.cli import welcome
 
-    welcome.log.warning("operator.json was not written: commands on this host need --url", error=str(problem))
+    welcome.log.warning("server: operator.json was not written, commands on this host need --url", error=str(problem))
 
 
 def _let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
@@ -75,7 +75,7 @@ def _serve(
             # uvicorn raises the signal that stopped it again after its shutdown: ignore it, the server is down by then.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-            welcome.log.info("listening", address=listener.getsockname()[:2])
+            welcome.log.info("server: listening", address=listener.getsockname()[:2])
             if "api" in roles:
                 welcome.say_where(listener, database.dsn, given.ECLUSE_PUBLIC_URL)
             before_serving(listener, database.dsn)

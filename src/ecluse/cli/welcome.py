@@ -36,10 +36,10 @@ def name_program() -> None:
 
 def say_where(listener: socket.socket, dsn: str, public_url: str | None) -> None:
     """Log the URL to open and, if there is no usable API key, how to create one. For servers with the role api."""
-    log.info("open the pages in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
+    log.info("server: open the pages in a browser", url=public_url or url_of(*listener.getsockname()[:2]))
     with open_blocking_session(dsn) as connection:
         if connection.execute(USABLE).fetchone() is None:
-            log.info("no API key exists: create one and log in with it", command=CREATE_KEY)
+            log.info("server: no API key exists, create one and log in with it", command=CREATE_KEY)
 
 
 def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
@@ -52,7 +52,7 @@ def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
         if not valid:
             content["key"] = asyncio.run(_new_key(dsn))
             log.info(
-                "a key for the operator of this host was created", name=LOCAL, file=str(folder / operator_file.NAME)
+                "server: created a key for the operator of this host", name=LOCAL, file=str(folder / operator_file.NAME)
             )
         url = url_of(*listener.getsockname()[:2])
         for server in content["servers"]:

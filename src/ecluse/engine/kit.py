@@ -220,7 +220,7 @@ class Kit:
         """Mark the kit as broken if a loop failed: that is a bug, and a server without the loop would look alive and do
         nothing."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("engine loop died", loop=task.get_name(), exc_info=error)
+            log.critical("engine: loop died", loop=task.get_name(), exc_info=error)
             self.broken.set()
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:

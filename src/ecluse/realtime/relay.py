@@ -166,8 +166,10 @@ class Relay:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
         except psycopg.Error as error:
-            what = "realtime relay: subscriptions not deleted at the stop, other replicas will time them out"
-            log.warning(what, error=one_line(error))
+            log.warning(
+                "realtime relay: subscriptions not deleted at the stop, other replicas will time them out",
+                error=one_line(error),
+            )
 
     async def _look(self, connection: Connection) -> None:
         """Record that this replica is alive, delete the rows of dead replicas, and read the subscriptions of the live

@@ -246,7 +246,7 @@ class Settings(
         minimum = 2 * self.ECLUSE_HEARTBEAT_SECONDS
         if minimum > self.ECLUSE_DEAD_AFTER_SECONDS:
             name = "ECLUSE_DEAD_AFTER_SECONDS"
-            log.warning("setting below its minimum, using the minimum", name=name, minimum=minimum)
+            log.warning("settings: value below its minimum, using the minimum", name=name, minimum=minimum)
             self.ECLUSE_DEAD_AFTER_SECONDS = minimum
         return self
 

@@ -22,7 +22,7 @@ def at_least(minimum: float) -> Any:
         except (TypeError, ValueError):
             return value  # not a number: the type's own message says so, naming the variable
         if number < minimum:
-            log.warning("setting below its minimum, using the minimum", name=info.field_name, minimum=minimum)
+            log.warning("settings: value below its minimum, using the minimum", name=info.field_name, minimum=minimum)
             return minimum if isinstance(minimum, int) else float(minimum)
         return value
 

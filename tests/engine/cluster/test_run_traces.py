@@ -51,7 +51,7 @@ async def test_a_run_tells_its_story_under_its_ids(start_kit):
     assert dispatch["items"] == 3
     assert dispatch["event_ids"] == [f"test-{row['id']}-work-{key}" for key in ("a", "b", "bad")]
     assert all(line["duration_ms"] >= 0 for line in lines if line["verb"] in ("DONE:", "END:"))
-    failed = [line for line in logs if line["event"] == "execution failed"]
+    failed = [line for line in logs if line["event"] == "execution: failed"]
     facts = [(line["event_id"], line["code"], line["correlation_id"], line["tenant_id"]) for line in failed]
     assert facts == [(f"test-{row['id']}-work-bad", "REFUSED", "req-7", "acme")]
 
@@ -72,7 +72,7 @@ async def test_a_repetition_has_events_of_its_own(start_kit):
         row = await run_to_end(kit, f, ["down"])
     assert row["status"] == "completed"
     first, again = [line for line in logs if line.get("verb") == "FAN-OUT:"]
-    (execution,) = [line for line in logs if line["event"] == "execution failed"]
+    (execution,) = [line for line in logs if line["event"] == "execution: failed"]
     assert first["event_ids"] == [execution["event_id"]] == [f"test-{row['id']}-work-down"]
     assert again["event_ids"] == [f"test-{row['id']}-work-down-retry-1"]
     assert again["round"] == 1

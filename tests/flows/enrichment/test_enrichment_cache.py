@@ -136,13 +136,13 @@ async def test_every_line_of_a_job_has_the_mandatory_fields(world: World) -> Non
         assert set(MANDATORY) - {"timestamp", "level"} <= set(line)
     own = [line for line in lines if str(launched.job_id) in (str(line.get("run_id")), line.get("job_id"))]
     kinds = {line["event"] for line in own}
-    assert {"run-enrichment", "lease acquired", "execution failed", "completed"} <= kinds, "the engine's own lines"
+    assert {"run-enrichment", "leases: acquired", "execution: failed", "completed"} <= kinds, "the engine's own lines"
     for line in own:
         assert line["company_siren"] == SNCF, line
         assert line["correlation_id"] == "correlation-default", line
         assert line["tenant_id"] in ("default", "system"), line  # the lock is in the system tenant
         assert line.get("request_id") in (None, str(request)), line
-    of_sources = {line["source_api"] for line in own if line["event"] == "execution failed"}
+    of_sources = {line["source_api"] for line in own if line["event"] == "execution: failed"}
     assert of_sources == {"INPI_RNE"}
     assert "last_name" not in json.dumps(lines, default=str)
 

@@ -94,7 +94,7 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
         await connection.execute(PAUSE, given)
         if before != given["reason"]:
             await log_to_runs(connection, name, "warning", f"Lane {name} was paused: {reason}")
-    log.warning("lane paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
+    log.warning("lanes: paused", lane=name, reason=reason, by=by, stop_clock=stop_clock)
 
 
 async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[MovedDeadline] | None:
@@ -108,7 +108,7 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
         moved = await fetch_all(connection, MovedDeadline, MOVE, given)
         await connection.execute(RESUME, given)
         await log_to_runs(connection, name, "warning", f"Lane {name} was resumed: {reason}")
-    log.warning("lane resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))
+    log.warning("lanes: resumed", lane=name, reason=reason, by=by, deadlines_moved=len(moved))
     return moved
 
 

@@ -108,7 +108,7 @@ async def remove_unused(pool: Pool, retired_for: timedelta = RETIRED_FOR) -> lis
     async with pool.connection() as connection:
         removed = await fetch_column(connection, REMOVE, (retired_for,))
     if removed:
-        log.info("unused lanes removed", lanes=len(removed))
+        log.info("lanes: unused ones removed", lanes=len(removed))
     return removed
 
 

@@ -95,7 +95,7 @@ async def _workflow(run_id: int) -> None:
         await _lead(run_id)
     except (NotHere, DBOSUnexpectedStepError) as error:
         # Another version of this program knows the run's flow, or has led it further than this version's story goes.
-        log.error("workflow cannot be led by this version, handing it over", workflow=name, error=str(error))
+        log.error("workflows: this version cannot lead it, handing it over", workflow=name, error=str(error))
         await asyncio.sleep(GIVE_BACK_SECONDS)
         with suppress(psycopg.Error):  # then it stays with this replica, which tries again when it is resumed
             await asyncio.to_thread(_give_back, name)
@@ -105,7 +105,7 @@ async def _workflow(run_id: int) -> None:
             raise
         # A database outage is not the story's fault. Only a cancelled workflow stays pending, to be resumed; any other
         # error would be recorded as the workflow's end as soon as the database is back.
-        log.warning("workflow interrupted: database unavailable, to be resumed", workflow=name, error=one_line(error))
+        log.warning("workflows: interrupted, database unavailable, to be resumed", workflow=name, error=one_line(error))
         raise asyncio.CancelledError from error
     finally:
         if _leading.get(name) is task:
@@ -220,7 +220,7 @@ async def wake(connection: Connection, workflow: str, topic: str) -> None:
         async with connection.transaction():  # the caller's transaction survives an error
             await connection.execute(WAKE, (workflow, topic))
     except psycopg.errors.ForeignKeyViolation:
-        log.warning("workflow to wake does not exist, its gate will poll", workflow=workflow)
+        log.warning("workflows: the one to wake does not exist, its gate will poll", workflow=workflow)
 
 
 PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDING' AND executor_id = %s"

@@ -171,9 +171,9 @@ async def acquire(
         (row,) = await fetch_rows(connection, TAKE, given)
     lease = Lease(*row)
     if lease.attempt > 1:
-        log.warning("lease acquired after the former holder let it expire", **lease.facts())
+        log.warning("leases: acquired after the former holder let it expire", **lease.facts())
     else:
-        log.info("lease acquired", **lease.facts())
+        log.info("leases: acquired", **lease.facts())
     return lease
 
 
@@ -219,7 +219,7 @@ async def still_mine(connection: Connection, lease: Lease) -> None:
 async def release(connection: Connection, lease: Lease) -> bool:
     """Release the lease, which its token identifies. Return False if it had been lost before."""
     cursor = await connection.execute(f"{END} 'released' WHERE {MINE}", _mine(lease))
-    log.info("lease released" if cursor.rowcount else "lease was lost before its release", **lease.facts())
+    log.info("leases: released" if cursor.rowcount else "leases: lost before its release", **lease.facts())
     return cursor.rowcount == 1
 
 
@@ -236,7 +236,7 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
         if lease.run_id is not None:
             message = f"lease {key} released by force"
             await run_log.write(connection, lease.run_id, message, level="warning", reason=reason.strip(), by=by)
-    log.warning("lease released by force", reason=reason.strip(), by=by, **lease.facts())
+    log.warning("leases: released by force", reason=reason.strip(), by=by, **lease.facts())
     return True
 
 

@@ -152,14 +152,21 @@ def failed(
         cost=error.cost if isinstance(error, VendorError) else None,
     )
     if spared is not None:
-        log.debug("vendor down", **item.log_fields, code=code, error=text)
+        log.debug("execution: vendor down, will retry", **item.log_fields, code=code, error=text)
         return result._replace(status="open", due_at=spared.due_at, order_at=spared.order_at, outage=True)
     if isinstance(verdict, Retry) and executions > stage.retry.executions:
         return release(stage, claimed, verdict.at, effect)  # it only asked about the last send, which is no execution
     if isinstance(verdict, Retry):
-        log.debug("retry", **item.log_fields, code=code, error=text, execution=executions, retry_at=verdict.at)
+        log.debug(
+            "execution: failed, will retry",
+            **item.log_fields,
+            code=code,
+            error=text,
+            execution=executions,
+            retry_at=verdict.at,
+        )
         return result._replace(status="open", due_at=verdict.at)
-    log.warning("execution failed", **item.log_fields, code=code, error=text, execution=executions)
+    log.warning("execution: failed", **item.log_fields, code=code, error=text, execution=executions)
     return result._replace(permanent=verdict.permanent)
 
 
