@@ -190,3 +190,26 @@ async def test_a_run_of_somebody_else_does_not_exist(start_kit, connection):
                 await read(connection, tenant, run_id, **page)
         with pytest.raises(NotFound):
             await run_queries.list_outcomes(connection, tenant, run_id, after=None, limit=1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "reason"),
+    [
+        (["bad1", "bad2", "bad3"], "all 3 targets failed: BAD"),
+        (["bad1"], "the only target failed: BAD"),
+        (["bad1", "bad2", "gone"], "2 of 3 targets failed, each of them: BAD"),
+        (["bad1", "other"], None),
+        (["bad1", "good"], None),
+    ],
+)
+async def test_a_run_whose_targets_failed_alike_says_so(start_kit, connection, targets, reason):
+    async def work(context: WorkContext, item: Item) -> Result:
+        if item.key == "other":
+            raise PermanentError("refused otherwise", code="WORSE")
+        return await by_name(context, item)
+
+    kit = await start_kit(f := flow(stage(work)))
+    ended = await run_to_end(kit, f, targets)
+    assert ended["reason"] == reason
+    await connection.execute("UPDATE runs SET reason = 'its own'")
+    assert (await run_queries.show_run(connection, "default", ended["id"]))["reason"] == "its own"

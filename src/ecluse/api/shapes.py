@@ -46,6 +46,11 @@ class RunRow(Shape):
 
 class RunInFull(RunRow):
     orchestrated: bool
+    reason: str | None = Field(
+        description="Of a failed run without a reason of its own: the code that all its failed targets share. "
+        "Lists of runs do not have that.",
+        examples=["all 23 targets failed: NO_TRANSCRIPT"],
+    )
     input: dict[str, Any]
     error_message: str | None
     error_details: Any

@@ -35,7 +35,10 @@ SELECT r.*, CASE WHEN r.ended_at IS NOT NULL OR r.selected <= 5000 THEN (
         SELECT coalesce(error_code, outcome, 'open') AS code, count(*) AS n FROM outcomes
         WHERE run_id = r.id GROUP BY 1) o)
     WHEN r.selected > 0 THEN jsonb_build_object('open', r.selected) ELSE '{}' END AS outcomes,
-    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.*
+    r.error_details ->> 'selection_incomplete' AS selection_incomplete, p.*,
+    CASE WHEN r.state = 'failed' AND r.reason IS NULL AND r.failed > 0 THEN (
+        SELECT min(error_code) FROM outcomes WHERE run_id = r.id AND outcome = 'failed'
+        HAVING min(error_code) = max(error_code) AND count(error_code) = count(*)) END AS common_code
 FROM runs r CROSS JOIN LATERAL (
     SELECT trim_scale(round(sum(coalesce(cost, reserved)) FILTER (WHERE state <> 'reserved' AND priced), 6)) AS cost,
            trim_scale(round(sum(reserved) FILTER (WHERE state = 'reserved' AND priced), 6)) AS cost_reserved,
@@ -209,16 +212,25 @@ async def show_run(connection: Connection, tenant: str, run_id: int) -> Row:
 async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
     """Return a run: its columns, `stages` (with counts of done, failed, in flight and waiting), `outcomes` (counts by
     error code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text),
-    `redrives`, and `after_redrives` (counts of its targets by latest outcome). Raise NotFound if the tenant has no such
-    run."""
+    `redrives`, and `after_redrives` (counts of its targets by latest outcome). A failed run without a reason of its own
+    has the code that all its failed targets share. Raise NotFound if the tenant has no such run."""
     run = await fetch_one(connection, dict, SHOW, {"run": run_id, "tenant": tenant})
     if run is None:
         raise _unknown(run_id)
     del run["ends_waited_for"], run["ending"]  # internal to the engine
+    if (code := run.pop("common_code")) is not None:
+        run["reason"] = failed_alike(run["failed"], run["selected"], code)
     run["stages"] = (await stages_of(connection, [run_id])).get(run_id, [])
     run["redrives"] = (await redrives_of(connection, [run_id])).get(run_id, [])
     run["after_redrives"] = (await standing(connection, [run_id] if run["redrives"] else [])).get(run_id)
     return run
+
+
+def failed_alike(failed: int, selected: int, code: str) -> str:
+    """Return the reason of a failed run that has none of its own, and whose failed targets all have this code."""
+    if failed == selected:
+        return f"the only target failed: {code}" if failed == 1 else f"all {failed:,} targets failed: {code}"
+    return f"{failed:,} of {selected:,} targets failed, each of them: {code}"
 
 
 async def will_fail(connection: Connection, run_id: int) -> Row:
