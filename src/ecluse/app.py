@@ -100,8 +100,9 @@ def create_app(
         broken = asyncio.create_task(_leave_when_broken(kit))
         log.info("server: started", replica=kit.replica, roles=sorted(roles), flows=[flow.name for flow in flows])
         for one in lacking(settings):
-            message = f"runs of {one.flow} will fail until these are set"
-            (log.warning if one.begun else log.info)(message, unset=one.unset)
+            (log.warning if one.begun else log.info)(
+                f"server: runs of {one.flow} will fail until these are set", unset=one.unset
+            )
         answers = "api" in roles
         async with (
             pool(database.dsn, size=WATCHING, settings=READ_SETTINGS) as app.state.watching,

@@ -34,10 +34,19 @@ def texts(message: ast.expr) -> list[str]:
 def messages(code: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each call of a logger, which is named `log` everywhere."""
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
-            logger = ast.unparse(node.func.value)
-            if logger == "log" or logger.endswith(".log"):
-                yield from ((node.lineno, text) for text in texts(node.args[0]))
+        if isinstance(node, ast.Call) and any(is_level(one) for one in choices(node.func)):
+            yield from ((node.lineno, text) for text in texts(node.args[0]))
+
+
+def choices(called: ast.expr) -> list[ast.expr]:
+    return [called.body, called.orelse] if isinstance(called, ast.IfExp) else [called]
+
+
+def is_level(called: ast.expr) -> bool:
+    if not isinstance(called, ast.Attribute) or called.attr not in LEVELS:
+        return False
+    logger = ast.unparse(called.value)
+    return logger == "log" or logger.endswith(".log")
 
 
 def test_every_log_message_names_its_component() -> None:
@@ -67,6 +76,7 @@ def test_loggers_are_named_log() -> None:
         ('log.info(f"{doing} failed")', False),
         ('log.info("leases: released" if ok else "lost")', False),
         ("welcome.log.info(what)", False),
+        ('(log.warning if begun else log.info)("knobs are unset")', False),
     ],
 )
 def test_the_check_finds_messages_without_a_component(code: str, named: bool) -> None:
