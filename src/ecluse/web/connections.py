@@ -34,4 +34,4 @@ async def show_connections(request: Request) -> Response:
         row["buttons"] = buttons(request, *((name, named) for name in acts), back=HERE)
         if row["kind"] not in stored:
             row["buttons"] = buttons(request, ("create_connection", {}), back=HERE, kind=row["kind"])
-    return render.page(request, "connections.html", connections=rows)
+    return render.page(request, "connections.html", connections=rows, given=request.app.state.connections.given)

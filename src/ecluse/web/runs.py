@@ -3,6 +3,7 @@ the same regions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.engine import State, list_schedules
 from ecluse.flows.automation.schedules import FLOW as AUTOMATION
-from ecluse.flows.connections.records import lacking
+from ecluse.flows.connections.records import Kind, lacking
 from ecluse.insight import run_queries
 from ecluse.insight.causes import BLOCKING
 from ecluse.insight.waiting import why_run
@@ -126,6 +127,7 @@ def _midnight(day: date | None, later: int = 0) -> datetime | None:
 async def _runs(request: Request, wanted: Wanted) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
+    given = request.app.state.connections.given
     # A filter by state or target shows every such run, redrives included.
     fold = not (wanted.all or wanted.state or wanted.target)
 
@@ -146,7 +148,7 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
             limit=RUNS + 1,
             offset=wanted.offset,
         )
-        begin = {} if rows else await _begin(connection, tenant)
+        begin = {} if rows else await _begin(connection, tenant, given)
         shown = await figures.folded(connection, tenant, rows[:RUNS]) if fold else rows[:RUNS]
         return len(rows) > RUNS, await figures.table(connection, tenant, shown), begin
 
@@ -157,11 +159,12 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
     return {"wanted": wanted, **there, "busy": table.busy, "over": False}
 
 
-async def _begin(connection: Connection, tenant: str) -> Row:
-    """Return what a tenant without runs has to do first: the connections that it lacks, the schedule to run."""
+async def _begin(connection: Connection, tenant: str, environment: Sequence[Kind]) -> Row:
+    """Return what a tenant without runs has to do first: the connections that it lacks, the schedule to run.
+    `environment`: the connections that `default` has without storing them."""
     known = await list_schedules(connection, tenant, limit=RUNS, offset=0)
     first = next((row for row in known if row["enabled"]), None)
-    return {"first": first, "lacking": await lacking(connection, tenant)}
+    return {"first": first, "lacking": await lacking(connection, tenant, environment)}
 
 
 async def _run(request: Request, run_id: int, part: Part) -> Context:

@@ -102,7 +102,7 @@ async def _schedules(request: Request, wanted: Wanted) -> Context:
             "rows": rows,
             "last": {run["id"]: run for run in runs},
             "stands": await figures.stands(connection, runs),
-            "lacking": [] if rows else await lacking(connection, tenant),
+            "lacking": [] if rows else await lacking(connection, tenant, request.app.state.connections.given),
         }
 
     shown = await reads_of(request)(ask)

@@ -70,6 +70,11 @@ class Setup:
     prices: Prices | None = None
     upload: bool = False
 
+    @property
+    def given(self) -> list[Kind]:
+        """The kinds of which the environment has a key."""
+        return [kind for kind, access in self.environment.items() if access.key]
+
     async def access(self, connection: Connection, tenant: str, kind: Kind, schedule: int | None = None) -> Access:
         """Return the access of a tenant, with the key of a schedule if it has one of its own. Raises `PermanentError`
         if there is none, or its key cannot be read."""

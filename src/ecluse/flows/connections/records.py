@@ -86,13 +86,11 @@ async def of_environment(connection: Connection, tenant: str, kinds: Collection[
     return [kind for kind in kinds if kind not in stored]
 
 
-async def lacking(connection: Connection, tenant: str) -> list[Kind]:
-    """Return the kinds of which the tenant has no connection; none for `default`, which has those of the
-    environment."""
-    if tenant == DEFAULT:
-        return []
-    stored = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
-    return [kind for kind in KINDS if kind not in stored]
+async def lacking(connection: Connection, tenant: str, environment: Collection[Kind]) -> list[Kind]:
+    """Return the kinds of which the tenant has no connection. `environment`: those of the tenant `default`."""
+    has = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
+    has |= set(environment) if tenant == DEFAULT else set()
+    return [kind for kind in KINDS if kind not in has]
 
 
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:

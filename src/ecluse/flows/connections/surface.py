@@ -102,8 +102,7 @@ KindInPath = Annotated[str, Noun("connection", _kind)]
 
 
 async def _environment(look: Look) -> Row:
-    given = [kind for kind, access in _setup(look).environment.items() if access.key]
-    return {"environment": await records.of_environment(look.connection, look.tenant, given)}
+    return {"environment": await records.of_environment(look.connection, look.tenant, _setup(look).given)}
 
 
 surface.listing(
