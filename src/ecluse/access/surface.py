@@ -145,6 +145,7 @@ class Surface:
             permissions.add_area(area)
         self.routes: APIRouter = door.routes(tag)
         self.operations: dict[str, Declared] = {}
+        self.listings: dict[str, Listing] = {}
 
     def listing(
         self,
@@ -172,6 +173,7 @@ class Surface:
             return {**page, **{one: value for one, value in more.items() if one in listing.page.model_fields}}
 
         ((rows.__name__, rows.__doc__),) = described.items()
+        self.listings[rows.__name__] = listing
         parameters = [
             *(_parameter(one, Annotated[str, noun]) for one, noun in nouns.items()),
             *(_parameter(one, str) for one in listing.named),

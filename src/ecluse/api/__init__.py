@@ -46,7 +46,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
-    app.state.operations = {}  # by name, for the forms of the pages
+    app.state.operations, app.state.listings = {}, {}  # by name, for the forms and the tables of the pages
     of_pricing, of_jobs = (projects, pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
     flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
@@ -57,7 +57,9 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     parts += [realtime, events, pusher]
     for part in [*parts, *others]:
         app.router.routes += part.routes.routes  # flat: an included router would be searched at each request
-        app.state.operations |= part.operations if isinstance(part, Surface) else {}
+        if isinstance(part, Surface):
+            app.state.operations |= part.operations
+            app.state.listings |= part.listings
     app.router.routes += enrolment.routes
 
     def described() -> dict[str, Any]:

@@ -101,6 +101,23 @@ ACTIONS = {
         LANES,
         previews=False,
     ),
+    "put_budget": Action(
+        "Set budget",
+        "Paid calls wait, and starts are refused, once this amount is spent. Calls that wait for a budget are tried "
+        "again at once.",
+        "The budget was set.",
+        "",
+        LANES,
+    ),
+    "remove_budget": Action(
+        "Delete",
+        "Budget {budget_id} is deleted: it limits paid calls no more, and those that wait for it continue.",
+        "The budget was deleted.",
+        "budget",
+        LANES,
+        leaves=True,
+        grave=True,
+    ),
     "create_connection": Action(
         "Connect",
         "The vendor is called once with this key. If it accepts the key, the connection is stored.",

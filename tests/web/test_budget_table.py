@@ -1,0 +1,50 @@
+"""Budgets on the page of the lanes: what each has left, and the forms that set and delete one."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+from tests.support.api_server import new_key
+from tests.support.pages import Reader
+
+SPENT = (
+    "UPDATE spend_totals SET spent = 24.5, reserved = 0.25, used_up = true WHERE scope = 'tenant' AND period = 'day'"
+)
+
+
+def sent(who: Reader, address: str, **given: str) -> int:
+    """Send the form at this address as it is shown, with what is entered."""
+    body = who.get(address).body.decode()
+    hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', body))
+    return who.post(address.partition("?")[0], urlencode({**hidden, **given})).status
+
+
+def test_budgets_are_listed_set_and_deleted(reader, pages_dsn, fill):
+    fill("INSERT INTO tenants (id, name, created_at) VALUES ('spender', 'spender', ecluse_now())")
+    admin = reader.with_key(new_key(pages_dsn, "admin", "spender"))
+    assert "Budgets No budgets: paid calls are not limited." in admin.shown("/ui/lanes")
+    assert sent(admin, "/ui/do/put_budget?back=/ui/lanes", amount="25.00", period="day") == 303
+    shown = admin.shown("/ui/lanes")
+    assert "Of State Limit Spent Reserved Period Actions the tenant open 25 left until" in shown
+    assert "25 0 0 day (UTC)" in shown
+    fill(SPENT)
+    shown = admin.shown("/ui/lanes")
+    assert "the tenant used up paid calls wait until" in shown
+    assert "25 24.5 0.25 day (UTC)" in shown
+    theirs = reader.with_key(new_key(pages_dsn, "admin", "rival"))
+    assert "No budgets" in theirs.shown("/ui/lanes")
+    body = admin.get("/ui/lanes").body.decode()
+    (change,) = re.findall(r'href="(/ui/do/put_budget\?[^"]*amount=25[^"]*)"', body)
+    assert sent(admin, change.replace("&amp;", "&"), amount="30", period="day") == 303
+    number = fill("SELECT id FROM budgets WHERE amount = 30")
+    assert sent(admin, f"/ui/do/remove_budget/{number}?back=/ui/lanes") == 303
+    assert "No budgets" in admin.shown("/ui/lanes")
+
+
+def test_a_viewer_sees_budgets_without_forms(reader, pages_dsn, fill):
+    fill("INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)"
+         " VALUES ('default', 'run', 7, 'all', 3, ecluse_now(), ecluse_now())")  # fmt: skip
+    shown = reader.shown("/ui/lanes")
+    assert "run 7 open 3 left 3 0 0 the whole run" in shown
+    assert "/ui/do/" not in reader.get("/ui/lanes").body.decode()
