@@ -14,7 +14,7 @@ from tests.support.waits import PATIENCE
 
 def text(answer: Answer) -> str:
     """What is to be read on the page: no markup, one blank between words."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", answer.body.decode())).split())
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", answer.body.decode().replace("<wbr>", ""))).split())
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
         row |= {
             "name": row["legal_name"] or ("not known yet" if row["enrichment_status"] in OPEN else "not known"),
             "number": Markup('<span class="id">{}</span>').format(row["company_siren"]),
-            "reason": Markup("<br>").join((row["enrichment_error"] or render.NONE).split("|")),
+            "reason": _in_lines(row["enrichment_error"] or render.NONE),
             "status": row["enrichment_status"],
             "state": MEANING[Status(row["enrichment_status"])],
             "href": f"{HOME}/{row['id']}",
@@ -150,6 +150,11 @@ async def _requests(request: Request, wanted: Wanted) -> Context:
         "busy": any(row["status"] in OPEN for row in rows),
         "over": False,
     }
+
+
+def _in_lines(error: str) -> Markup:
+    """Return the entries of an error in lines of their own, which break between their parts only."""
+    return Markup("<br>").join(Markup(":<wbr>").join(entry.split(":")) for entry in error.split("|"))
 
 
 async def _company(request: Request, request_id: int) -> Context:
