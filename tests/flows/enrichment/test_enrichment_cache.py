@@ -17,6 +17,7 @@ from ecluse.engine import PublishedEvent
 from ecluse.flows.enrichment.relaunch import REFRESH, relaunch
 from ecluse.flows.enrichment.rules import Limits
 from ecluse.flows.enrichment.states import Trigger
+from tests.support.engine_flows import until
 from tests.support.enrichment_world import PATIENCE, Make, World
 from tests.support.registers import SNCF
 
@@ -130,6 +131,7 @@ async def test_every_line_of_a_job_has_the_mandatory_fields(world: World) -> Non
     with capture_logs(processors=[merge_contextvars]) as lines:
         request, launched = await world.request(SNCF)
         await settled(world)
+        await until(lambda: any(line["event"] == "completed" for line in lines))  # logged after the commit
     events = [line for line in lines if str(line.get("event_type", "")).startswith("CompanyEnrichment")]
     assert len(events) == 6
     for line in events:
