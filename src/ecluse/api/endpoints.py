@@ -10,12 +10,12 @@ from fastapi import Body as JsonBody
 from pydantic import ConfigDict, Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
-from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Listing
+from ecluse.access.resource import Resource
 from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Body, Deleted, Shape
+from ecluse.access.wire import Body, Shape
 from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import partial_of
@@ -133,37 +133,26 @@ READ, WRITE = "notifications.read", "notifications.write"
 HAVE = {"addresses": {"mail"}, "url": {"webhook", "slack", "pagerduty"}, "routing_key": {"pagerduty"}}
 ENDPOINTS = Listing("endpoints", EndpointRow, "notification_endpoints", READ, order=("id",), shown=endpoints.shown)
 EndpointNumber = Annotated[int, Noun("endpoint")]
-OF_ENDPOINT = "/api/notifications/endpoints/{endpoint_id}"
+ENDPOINT = Resource(
+    *(surface, "/api/notifications/endpoints/{endpoint_id}", "notifications"),
+    *("endpoint", "notifications endpoints", EndpointRow),
+)
 
-surface.listing(
-    "/api/notifications/endpoints",
+ENDPOINT.lists(
     ENDPOINTS,
     list_endpoints="List the notification endpoints, by id.",
-    command=Command(
-        "notifications endpoints list",
-        columns=("id", "kind", "url", "addresses", "events", "is_active", "disabled_reason"),
-        empty="no endpoints: `ecluse notifications endpoints create`",
-    ),
+    columns=("id", "kind", "url", "addresses", "events", "is_active", "disabled_reason"),
+    empty="no endpoints: `ecluse notifications endpoints create`",
 )
 
 
-@surface.read(OF_ENDPOINT, needs=READ, answer=EndpointRow, command=Command("notifications endpoints show"))
+@ENDPOINT.shows()
 async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
     """Show one endpoint."""
     return endpoints.shown(await endpoints.show(look.connection, look.tenant, endpoint_id))
 
 
-@surface.operation(
-    "POST",
-    "/api/notifications/endpoints",
-    needs=WRITE,
-    answer=NewEndpoint,
-    status=201,
-    action="endpoint.create",
-    subject="endpoint:{id}",
-    refuses=("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED"),
-    command=Command("notifications endpoints create", arguments=("kind",)),
-)
+@ENDPOINT.creates("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED", answer=NewEndpoint, arguments=("kind",))
 async def create_endpoint(
     act: Act,
     body: Annotated[NewWebhook | NewMail | NewSlack | NewPagerDuty, JsonBody(discriminator="kind", examples=EXAMPLES)],
@@ -193,16 +182,7 @@ async def create_endpoint(
     return {**endpoints.shown(row), "secret": None}
 
 
-@surface.operation(
-    "PATCH",
-    OF_ENDPOINT,
-    needs=WRITE,
-    answer=EndpointRow,
-    action="endpoint.change",
-    subject="endpoint:{endpoint_id}",
-    refuses=("NO_SECRET_KEY",),
-    command=Command("notifications endpoints update"),
-)
+@ENDPOINT.changes("NO_SECRET_KEY")
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
     """Change an endpoint: only the given fields change."""
     # null means no change, but a description can be removed by it.
@@ -224,15 +204,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 
-@surface.operation(
-    "DELETE",
-    OF_ENDPOINT,
-    needs=WRITE,
-    answer=Deleted,
-    action="endpoint.delete",
-    subject="endpoint:{endpoint_id}",
-    command=Command("notifications endpoints delete"),
-)
+@ENDPOINT.deletes()
 async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Delete an endpoint. Nothing more is sent to it; its past deliveries stay in the log."""
     await endpoints.delete(act.connection, act.tenant, endpoint_id)
@@ -241,16 +213,7 @@ async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     return {"id": str(endpoint_id), "deleted": True}
 
 
-@surface.operation(
-    "POST",
-    OF_ENDPOINT + "/rotate-secret",
-    needs=WRITE,
-    answer=NewEndpoint,
-    action="endpoint.rotate-secret",
-    subject="endpoint:{endpoint_id}",
-    refuses=("NO_SECRET_KEY", "NOT_SIGNED"),
-    command=Command("notifications endpoints rotate-secret"),
-)
+@ENDPOINT.does("rotate-secret", "NO_SECRET_KEY", "NOT_SIGNED", answer=NewEndpoint)
 async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Create a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
     receiver can change over."""
@@ -264,16 +227,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     return {**endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, {})), "secret": None}
 
 
-@surface.operation(
-    "POST",
-    OF_ENDPOINT + "/test",
-    needs=WRITE,
-    answer=Begun,
-    action="endpoint.test",
-    subject="endpoint:{endpoint_id}",
-    refuses=("ENDPOINT_OFF",),
-    command=Command("notifications endpoints test"),
-)
+@ENDPOINT.does("test", "ENDPOINT_OFF", answer=Begun)
 async def test_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Send the endpoint a `ping`. The result is in the log of deliveries."""
     endpoint = await endpoints.show(act.connection, act.tenant, endpoint_id)

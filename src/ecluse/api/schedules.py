@@ -8,8 +8,9 @@ from fastapi import Body, Query
 
 from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Deleted, Filter, SlotRow, with_ids_as_text
+from ecluse.access.wire import Filter, SlotRow, with_ids_as_text
 from ecluse.api import flows
 from ecluse.api.schedule_shapes import (
     ChangedSchedule,
@@ -39,9 +40,8 @@ from ecluse.engine import (
 )
 
 surface = Surface("schedules")
-PATH = "/api/schedules"
-ONE = f"{PATH}/{{schedule_id}}"
-READ, WRITE = "schedules.read", "schedules.write"
+SCHEDULE = Resource(surface, "/api/schedules/{schedule_id}", "schedules", "schedule", "schedules", ScheduleInFull)
+READ = "schedules.read"
 NEXT_FIRES = 5
 ScheduleNumber = Annotated[int, Noun("schedule")]
 Count = Annotated[int, Query(ge=1, le=100)]
@@ -81,19 +81,15 @@ async def known(look: Look, schedule_id: int) -> None:
     flows.permit(look.caller, row[0], "read")
 
 
-surface.listing(
-    PATH,
+SCHEDULE.lists(
     SCHEDULES,
     check=hidden,
     list_schedules="List the schedules of every flow by name, with their next due times.",
-    command=Command(
-        "schedules list",
-        columns=("id", "flow", "name", "cron", "timezone", "next_due_at", "last_run_state", "error"),
-        empty="no schedules yet: `ecluse schedules create FLOW --name … --cron …`",
-    ),
+    columns=("id", "flow", "name", "cron", "timezone", "next_due_at", "last_run_state", "error"),
+    empty="no schedules yet: `ecluse schedules create FLOW --name … --cron …`",
 )
 surface.listing(
-    f"{ONE}/slots",
+    f"{SCHEDULE.one}/slots",
     SLOTS,
     check=known,
     list_slots="List the due times of a schedule with the decision on each, the newest first. The list of a deleted"
@@ -102,28 +98,19 @@ surface.listing(
 )
 
 
-@surface.read(ONE, needs=READ, answer=ScheduleInFull, command=Command("schedules show"))
+@SCHEDULE.shows()
 async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     """Show a schedule with its plan, its next due times and the decisions on the latest ones."""
     await _readable(look, schedule_id)
     return await _in_full(look, schedule_id)
 
 
-@surface.operation(
-    "POST",
-    PATH,
-    needs=WRITE,
+@SCHEDULE.creates(
+    *("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"),
     answer=ChangedScheduleInFull,
-    status=201,
-    action="schedule.create",
-    subject="schedule:{id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"),
-    command=Command(
-        "schedules create",
-        arguments=("flow",),
-        options=OPTIONS,
-        example="ecluse schedules create hello --name nightly --cron '30 2 * * *' --tz Europe/Paris",
-    ),
+    arguments=("flow",),
+    options=OPTIONS,
+    example="ecluse schedules create hello --name nightly --cron '30 2 * * *' --tz Europe/Paris",
 )
 async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     """Create a schedule of a flow; it is due for times from now on."""
@@ -137,15 +124,8 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     return {**await _in_full(act, made.id), "once": {}}
 
 
-@surface.operation(
-    "PATCH",
-    ONE,
-    needs=WRITE,
-    answer=ChangedScheduleInFull,
-    action="schedule.update",
-    subject="schedule:{schedule_id}",
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"),
-    command=Command("schedules update", options=OPTIONS),
+@SCHEDULE.changes(
+    *("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"), action="update", answer=ChangedScheduleInFull, options=OPTIONS
 )
 async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
     """Change a schedule: only the given fields change. Open runs keep the settings they began with."""
@@ -161,16 +141,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     return {**await _in_full(act, schedule_id), "once": {}}
 
 
-@surface.operation(
-    "DELETE",
-    ONE,
-    needs=WRITE,
-    answer=Deleted,
-    action="schedule.delete",
-    subject="schedule:{schedule_id}",
-    refuses=("FLOW_NOT_LOADED",),
-    command=Command("schedules delete"),
-)
+@SCHEDULE.deletes("FLOW_NOT_LOADED")
 async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Delete a schedule. Its runs and slots stay, its name is free again; an open run finishes."""
     flow, _ = await _of_caller(act, schedule_id)
@@ -178,46 +149,23 @@ async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     return {"id": schedule_id, "deleted": True}
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/enable",
-    needs=WRITE,
-    answer=ScheduleInFull,
-    action="schedule.enable",
-    subject="schedule:{schedule_id}",
-    refuses=("FLOW_NOT_LOADED",),
-    command=Command("schedules enable"),
-)
+@SCHEDULE.does("enable", "FLOW_NOT_LOADED")
 async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Enable a schedule. Due times before now are not caught up on."""
     return await _switch(act, schedule_id, enabled=True)
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/disable",
-    needs=WRITE,
-    answer=ScheduleInFull,
-    action="schedule.disable",
-    subject="schedule:{schedule_id}",
-    refuses=("FLOW_NOT_LOADED",),
-    command=Command("schedules disable"),
-)
+@SCHEDULE.does("disable", "FLOW_NOT_LOADED")
 async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Disable a schedule. Its open runs go on."""
     return await _switch(act, schedule_id, enabled=False)
 
 
-@surface.operation(
-    "POST",
-    f"{ONE}/run",
-    needs=WRITE,
+@SCHEDULE.does(
+    *("run", "SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
     answer=FiredRun,
     status=201,
-    action="schedule.run",
-    subject="schedule:{schedule_id}",
-    refuses=("SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
-    command=Command("schedules run", follows="run_id"),
+    follows="run_id",
 )
 async def run_schedule(
     act: Act, schedule_id: ScheduleNumber, body: Annotated[RunNow | None, Body(examples=[{"plan": None}])] = None
@@ -230,7 +178,7 @@ async def run_schedule(
     return {"run_id": str(run.id), "event_key": run.event_key, "warnings": fired.warnings}
 
 
-@surface.read(f"{ONE}/preview", needs=READ, answer=Timetable, command=Command("schedules preview"))
+@surface.read(f"{SCHEDULE.one}/preview", needs=READ, answer=Timetable, command=Command("schedules preview"))
 async def preview_schedule(look: Look, schedule_id: ScheduleNumber, count: Count = 50) -> Row:
     """Preview the next due times, whether or not the schedule is enabled, with a mark where a clock change or the
     execution window moves one."""
@@ -242,7 +190,7 @@ async def preview_schedule(look: Look, schedule_id: ScheduleNumber, count: Count
 
 @surface.operation(
     "POST",
-    f"{PATH}/preview",
+    f"{SCHEDULE.all}/preview",
     needs=READ,
     answer=Timetable,
     action=None,

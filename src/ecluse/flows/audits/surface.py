@@ -12,8 +12,9 @@ from pydantic import Field
 
 from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing, Where, every_row
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Body, Deleted, Shape
+from ecluse.access.wire import Body, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row, fetch_value
 from ecluse.engine import Start, require_budget, start_run
@@ -141,6 +142,7 @@ class AuditFilters(Filters):
     latest: Annotated[bool | None, Where("t.is_latest = %(latest)s")] = None
 
 
+CONFIG = Resource(surface, "/api/audit-configs/{config_id}", "audits", "audit_config", "audits configs", ConfigRow)
 CONFIGS = Listing(
     "configs",
     ConfigRow,
@@ -154,15 +156,11 @@ CONFIGS = Listing(
 AUDITS = Listing("audits", AuditRow, "audit_list", "audits.read", filters=AuditFilters, visible=visible_rows)
 ConfigNumber = Annotated[int, Noun("audit config")]
 
-surface.listing(
-    "/api/audit-configs",
+CONFIG.lists(
     CONFIGS,
     list_configs="List the audit configs of the tenant, by id. A key of a narrower scope gets the same list.",
-    command=Command(
-        "audits configs list",
-        columns=("id", "version", "run_automatically", "is_active", "name"),
-        empty="no configs yet: `ecluse audits configs create`",
-    ),
+    columns=("id", "version", "run_automatically", "is_active", "name"),
+    empty="no configs yet: `ecluse audits configs create`",
 )
 surface.listing(
     "/api/audits",
@@ -175,44 +173,20 @@ surface.listing(
 )
 
 
-@surface.operation(
-    "POST",
-    "/api/audit-configs",
-    needs="audits.write",
-    answer=ConfigRow,
-    status=201,
-    action="audit_config.create",
-    subject="audit_config:{id}",
-    refuses=("LIMIT_REACHED",),
-    command=Command("audits configs create", arguments=("name",)),
-)
+@CONFIG.creates("LIMIT_REACHED", arguments=("name",))
 async def create_config(act: Act, body: NewConfig) -> Row:
     """Create a config, in its first version."""
     await act.require_room("audit_configs")
     return await configs.create(act.connection, act.tenant, body.model_dump(mode="json"))
 
 
-@surface.read(
-    "/api/audit-configs/{config_id}",
-    needs="audits.read",
-    narrowed=True,
-    answer=ConfigRow,
-    command=Command("audits configs show"),
-)
+@CONFIG.shows(narrowed=True)
 async def show_config(look: Look, config_id: ConfigNumber) -> Row:
     """Show the current version of a config."""
     return await configs.show(look.connection, look.tenant, config_id)
 
 
-@surface.operation(
-    "PATCH",
-    "/api/audit-configs/{config_id}",
-    needs="audits.write",
-    answer=ConfigRow,
-    action="audit_config.update",
-    subject="audit_config:{config_id}",
-    command=Command("audits configs update"),
-)
+@CONFIG.changes(action="update")
 async def change_config(act: Act, config_id: ConfigNumber, body: ChangedConfig) -> Row:
     """Change a config. Audits already made keep the version they were made with."""
     given = body.model_dump(mode="json", exclude_unset=True)
@@ -220,15 +194,7 @@ async def change_config(act: Act, config_id: ConfigNumber, body: ChangedConfig) 
     return await configs.update(act.connection, act.tenant, config_id, given)
 
 
-@surface.operation(
-    "DELETE",
-    "/api/audit-configs/{config_id}",
-    needs="audits.write",
-    answer=Deleted,
-    action="audit_config.delete",
-    subject="audit_config:{config_id}",
-    command=Command("audits configs delete"),
-)
+@CONFIG.deletes()
 async def delete_config(act: Act, config_id: ConfigNumber) -> Row:
     """Delete a config, for good. Audits made with it stay."""
     await configs.delete(act.connection, act.tenant, config_id)

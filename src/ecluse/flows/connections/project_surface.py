@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Asked, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape, number
 from ecluse.base.errors import InvalidInput, VendorError
@@ -22,7 +22,7 @@ from ecluse.vendors.connectors import Connector, opened
 
 surface = Surface("pricing")
 READ, WRITE = "pricing.read", "pricing.write"
-ONE = "/api/pricing/projects/{project_id}"
+REFUSES = ("NO_SECRET_KEY", "CONNECTION_REFUSED", "NAME_TAKEN")
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Shop in France"])]
 
@@ -64,18 +64,17 @@ class ProjectRow(Shape):
     updated_at: datetime
 
 
+PROJECT = Resource(
+    surface, "/api/pricing/projects/{project_id}", "pricing", "pricing_project", "pricing projects", ProjectRow
+)
 PROJECTS = Listing("projects", ProjectRow, "pricing_projects", READ, order=("id",), where="t.deleted_at IS NULL")
 ProjectNumber = Annotated[int, Noun("pricing project")]
 
-surface.listing(
-    "/api/pricing/projects",
+PROJECT.lists(
     PROJECTS,
     list_projects="List the connected shops of the tenant, by id; never their access tokens.",
-    command=Command(
-        "pricing projects list",
-        columns=("id", "name", "connector", "base_url", "currency", "token_ends"),
-        empty="no projects yet: `ecluse pricing projects create`",
-    ),
+    columns=("id", "name", "connector", "base_url", "currency", "token_ends"),
+    empty="no projects yet: `ecluse pricing projects create`",
 )
 
 
@@ -87,18 +86,7 @@ async def _try_new(asked: Asked, body: NewProject) -> str:
     return url
 
 
-@surface.operation(
-    "POST",
-    "/api/pricing/projects",
-    needs=WRITE,
-    answer=ProjectRow,
-    status=201,
-    before=_try_new,
-    action="pricing_project.create",
-    subject="pricing_project:{id}",
-    refuses=("NO_SECRET_KEY", "CONNECTION_REFUSED", "NAME_TAKEN"),
-    command=Command("pricing projects create", arguments=("name", "connector")),
-)
+@PROJECT.creates(*REFUSES, before=_try_new, arguments=("name", "connector"))
 async def create_project(act: Act, body: NewProject) -> Row:
     """Connect a shop, after a call to it with its access token. If the shop refuses, or has another currency, nothing
     is stored."""
@@ -110,7 +98,7 @@ async def create_project(act: Act, body: NewProject) -> Row:
     return row
 
 
-@surface.read(ONE, needs=READ, answer=ProjectRow, command=Command("pricing projects show"))
+@PROJECT.shows()
 async def show_project(look: Look, project_id: ProjectNumber) -> Row:
     """Show one connected shop, without its access token."""
     return await projects.show(look.connection, look.tenant, project_id)
@@ -129,17 +117,7 @@ async def _try_changed(asked: Asked, project_id: str, body: ChangedProject) -> R
     return known
 
 
-@surface.operation(
-    "PATCH",
-    ONE,
-    needs=WRITE,
-    answer=ProjectRow,
-    before=_try_changed,
-    action="pricing_project.change",
-    subject="pricing_project:{project_id}",
-    refuses=("NO_SECRET_KEY", "CONNECTION_REFUSED", "NAME_TAKEN", "CONFLICT"),
-    command=Command("pricing projects update"),
-)
+@PROJECT.changes(*REFUSES, "CONFLICT", before=_try_changed)
 async def change_project(act: Act, project_id: ProjectNumber, body: ChangedProject) -> Row:
     """Change name, URL or access token of a connected shop; a new token is tested first."""
     given = body.model_dump(exclude_none=True, exclude={"access_token"})

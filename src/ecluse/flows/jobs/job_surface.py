@@ -3,14 +3,14 @@ API and on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ecluse.access import agents
 from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, F, Look, Surface
-from ecluse.access.wire import Deleted, Shape, camel
+from ecluse.access.resource import Resource
+from ecluse.access.surface import Act, Look, Surface
+from ecluse.access.wire import Shape, camel
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
@@ -20,16 +20,17 @@ from ecluse.flows.jobs import places, states
 from ecluse.flows.jobs.attempts import unattended
 
 surface = Surface("jobs")
-READ, TAKEN = "jobs.read", ("NAME_TAKEN",)
-JOB = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
+READ = "jobs.read"
+SHOWN = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
 RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
 NONE_ONLINE = """
 SELECT max(last_seen_at) AS seen FROM job_agent_list WHERE tenant_id = %s AND host_id = %s
 HAVING NOT coalesce(bool_or(online), false)
 """
-ONE, SERVERS, HOSTS = "/api/jobs/{job_id}", "/api/jobs/servers", "/api/jobs/hosts"
-CREATE_SERVER = ("jobs servers create", "name", "hostId")
-SERVER, HOST, AGENT = f"{SERVERS}/{{server_id}}", f"{HOSTS}/{{host_id}}", "/api/jobs/agents/{agent_id}"
+JOB = Resource(surface, "/api/jobs/{job_id}", "jobs", "job", "jobs", shapes.JobDetail)
+SERVER = Resource(surface, "/api/jobs/servers/{server_id}", "jobs", "job_server", "jobs servers", shapes.ServerRow)
+HOST = Resource(surface, "/api/jobs/hosts/{host_id}", "jobs", "job_host", "jobs hosts", shapes.HostRow)
+AGENT = Resource(surface, "/api/jobs/agents/{agent_id}", "jobs", "job_agent", "jobs agents", shapes.AgentRow)
 JOBS = Listing("jobs", shapes.JobRow, "job_list", READ, filters=shapes.JobFilters)
 OF_SERVERS = Listing("servers", shapes.ServerRow, "job_server_list", READ, order=("id",))
 OF_HOSTS = Listing("hosts", shapes.HostRow, "job_host_list", READ, order=("id",))
@@ -40,32 +41,24 @@ async def _known(look: Look, job_id: str) -> None:
     await find_job(look.connection, look.tenant, job_id)
 
 
-surface.listing(
-    "/api/jobs",
+JOB.lists(
     JOBS,
     list_jobs="List jobs of the organisation, the newest first.",
-    command=Command("jobs list", columns=("id", "status", "type", "attempts", "errorCode", "scheduleId", "createdAt")),
+    columns=("id", "status", "type", "attempts", "errorCode", "scheduleId", "createdAt"),
 )
-surface.listing(
-    SERVERS,
+SERVER.lists(
     OF_SERVERS,
     list_job_servers="List the server instances of the organisation.",
-    command=Command("jobs servers list", columns=("id", "name", "host", "hostId")),
+    columns=("id", "name", "host", "hostId"),
 )
-surface.listing(
-    HOSTS,
-    OF_HOSTS,
-    list_job_hosts="List the hosts of the organisation.",
-    command=Command("jobs hosts list", columns=("id", "name", "createdAt")),
-)
-surface.listing(
-    "/api/jobs/agents",
+HOST.lists(OF_HOSTS, list_job_hosts="List the hosts of the organisation.", columns=("id", "name", "createdAt"))
+AGENT.lists(
     OF_AGENTS,
     list_job_agents="List the agents of the organisation, the newest first; revoked ones, too.",
-    command=Command("jobs agents list", columns=("id", "host", "online", "lastSeenAt", "running", "revokedAt")),
+    columns=("id", "host", "online", "lastSeenAt", "running", "revokedAt"),
 )
 surface.listing(
-    f"{ONE}/logs",
+    f"{JOB.one}/logs",
     Listing(
         "chunks", shapes.JobLogRow, "job_log_list", READ, shapes.LogFilters, ("attempt", "start"), named=("job_id",)
     ),
@@ -75,32 +68,13 @@ surface.listing(
 )
 
 
-def _changes(
-    method: str,
-    path: str,
-    action: str,
-    answer: type[Shape],
-    *words: str,
-    status: int = 200,
-    refuses: Sequence[str] = (),
-    preview: str = "",
-) -> Callable[[F], F]:
-    """Declare an operation: `action` names the record that it is about, `words` are its command and the arguments of
-    that, `preview` the read that it shows before it asks."""
-    noun, _, rest = path.rpartition("{")
-    subject = f"{action.partition('.')[0]}:{{{rest.partition('}')[0] if noun else 'id'}}}"
-    command = Command(words[0], arguments=words[1:], preview=preview)
-    given = {"needs": "jobs.write", "action": action, "subject": subject, "status": status}
-    return surface.operation(method, path, answer=answer, refuses=refuses, command=command, **given)  # type: ignore[arg-type]
-
-
-@surface.read(ONE, needs=READ, answer=shapes.JobDetail, command=Command("jobs show"))
+@JOB.shows()
 async def show_job(look: Look, job_id: str) -> Row:
     """Show a job with its attempts; the secrets in its payload are hidden."""
     return await read_job(look.connection, look.tenant, job_id, look.state.leasing.longest_pending)
 
 
-@_changes("POST", f"{ONE}/cancel", "job.cancel", shapes.JobDetail, "jobs cancel", refuses=("ALREADY_ENDED",))
+@JOB.does("cancel", "ALREADY_ENDED")
 async def cancel_job(act: Act, job_id: str) -> Row:
     """Cancel a job: one that waits has failed with `CANCELLED` at once; one that is running is stopped by its agent,
     which learns of it when it renews its lease."""
@@ -109,55 +83,55 @@ async def cancel_job(act: Act, job_id: str) -> Row:
     return await show_job(act, job_id)
 
 
-@_changes("POST", f"{ONE}/retry", "job.retry", shapes.JobDetail, "jobs retry", status=201, refuses=("CONFLICT",))
+@JOB.does("retry", "CONFLICT", status=201)
 async def retry_job(act: Act, job_id: str) -> Row:
     """Make a new job like this one, which has failed; the failed one stays as it is."""
     await find_job(act.connection, act.tenant, job_id)
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
 
-@_changes("POST", HOSTS, "job_host.create", shapes.HostRow, "jobs hosts create", "name", status=201, refuses=TAKEN)
+@HOST.creates("NAME_TAKEN", arguments=("name",))
 async def create_job_host(act: Act, body: shapes.NewHost) -> Row:
     """Create a host: a machine on which one agent executes jobs."""
     host = await places.create(act.connection, act.tenant, body.name, act.caller.name)
     return await _place(act, "host", host)
 
 
-@_changes("POST", SERVERS, "job_server.create", shapes.ServerRow, *CREATE_SERVER, status=201, refuses=TAKEN)
+@SERVER.creates("NAME_TAKEN", arguments=("name", "hostId"))
 async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
     """Create a server instance, which schedules name; the agent of its host executes its jobs."""
     server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
     return await _place(act, "server", server)
 
 
-@surface.read(SERVER, needs=READ, answer=shapes.ServerRow, command=Command("jobs servers show"))
+@SERVER.shows()
 async def show_job_server(look: Look, server_id: str) -> Row:
     """Show a server instance."""
     return await _place(look, "server", server_id)
 
 
-@_changes("PATCH", SERVER, "job_server.update", shapes.ServerRow, "jobs servers update", refuses=TAKEN)
+@SERVER.changes("NAME_TAKEN", action="update")
 async def change_job_server(act: Act, server_id: str, body: shapes.ChangedServer) -> Row:
     """Rename a server instance, or move it to another host."""
     await places.change_server(act.connection, act.tenant, server_id, body.model_dump(exclude_unset=True))
     return await _place(act, "server", server_id)
 
 
-@_changes("DELETE", SERVER, "job_server.delete", Deleted, "jobs servers delete", preview="show_job_server")
+@SERVER.deletes(preview="show_job_server")
 async def delete_job_server(act: Act, server_id: str) -> Row:
     """Delete a server instance. Its schedules make no jobs until they name another one."""
     await places.delete(act.connection, act.tenant, "server", server_id)
     return {"id": server_id, "deleted": True}
 
 
-@_changes("DELETE", HOST, "job_host.delete", Deleted, "jobs hosts delete", refuses=("CONFLICT",))
+@HOST.deletes("CONFLICT")
 async def delete_job_host(act: Act, host_id: str) -> Row:
     """Delete a host that has no server instances; its agent is revoked."""
     await places.delete(act.connection, act.tenant, "host", host_id)
     return {"id": host_id, "deleted": True}
 
 
-@_changes("POST", f"{HOST}/token", "job_host.token", shapes.NewToken, "jobs hosts token", status=201)
+@HOST.does("token", answer=shapes.NewToken, status=201)
 async def create_enrolment_token(act: Act, host_id: str) -> Row:
     """Make a token with which the agent of a host enrols, once, within an hour. The agent that the host has is revoked
     then."""
@@ -166,13 +140,13 @@ async def create_enrolment_token(act: Act, host_id: str) -> Row:
     return {"hostId": host_id, "expiresAt": expires_at}
 
 
-@surface.read(AGENT, needs=READ, answer=shapes.AgentRow, command=Command("jobs agents show"))
+@AGENT.shows()
 async def show_agent(look: Look, agent_id: str) -> Row:
     """Show an agent."""
     return await _place(look, "agent", agent_id)
 
 
-@_changes("POST", f"{AGENT}/revoke", "job_agent.revoke", shapes.AgentRow, "jobs agents revoke", preview="show_agent")
+@AGENT.does("revoke", preview="show_agent")
 async def revoke_job_agent(act: Act, agent_id: str) -> Row:
     """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
     end."""
@@ -192,7 +166,7 @@ async def read_job(connection: Connection, tenant: str, job_id: str, longest: ti
 
 
 async def find_job(connection: Connection, tenant: str, job_id: str) -> Row:
-    job = await fetch_one(connection, dict, JOB, (tenant, job_id))
+    job = await fetch_one(connection, dict, SHOWN, (tenant, job_id))
     if job is None:
         raise NotFound(f"There is no job {storable(job_id, 50)}. `ecluse jobs list` shows them.")
     return job

@@ -9,8 +9,9 @@ from fastapi import Query
 
 from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Deleted, camel
+from ecluse.access.wire import camel
 from ecluse.base.timetable import timetable
 from ecluse.db.query import Row
 from ecluse.flows.connections.given import sealing
@@ -26,10 +27,10 @@ from ecluse.flows.jobs.schedule_shapes import (
 )
 
 surface = Surface("jobs")
-READ, WRITE = "jobs.read", "jobs.write"
-PATH = "/api/jobs/schedules"
-ONE = f"{PATH}/{{job_schedule_id}}"
-_changes = partial(surface.operation, needs=WRITE, answer=JobScheduleRow, subject="job_schedule:{job_schedule_id}")
+READ = "jobs.read"
+SCHEDULE = Resource(
+    surface, "/api/jobs/schedules/{job_schedule_id}", "jobs", "job_schedule", "jobs schedules", JobScheduleRow
+)
 
 Count = Annotated[int, Query(ge=1, le=50)]
 OPTIONS = {"cron": "cronExpression", "tz": "timezone", "server": "serverInstanceId", "type": "jobType"}
@@ -50,18 +51,14 @@ async def known(look: Look, job_schedule_id: str) -> None:
 SCHEDULES = Listing("schedules", JobScheduleRow, "job_schedule_list", READ, filters=JobScheduleFilters, order=("id",))
 SLOTS = Listing("slots", JobSlotRow, "job_slots", READ, order=("-due_at",), named=("job_schedule_id",))
 
-surface.listing(
-    PATH,
+SCHEDULE.lists(
     SCHEDULES,
     list_job_schedules="List the job schedules of the organisation, the oldest first.",
-    command=Command(
-        "jobs schedules list",
-        columns=("id", "name", "cronExpression", "timezone", "nextRunAt", "lastRunStatus", "lastJobStatus", "error"),
-        empty="no job schedules yet: `ecluse jobs schedules create`",
-    ),
+    columns=("id", "name", "cronExpression", "timezone", "nextRunAt", "lastRunStatus", "lastJobStatus", "error"),
+    empty="no job schedules yet: `ecluse jobs schedules create`",
 )
 surface.listing(
-    f"{ONE}/slots",
+    f"{SCHEDULE.one}/slots",
     SLOTS,
     check=known,
     list_job_slots="List the due times of a job schedule with the decision on each, the newest first; of a deleted"
@@ -70,22 +67,12 @@ surface.listing(
 )
 
 
-@surface.operation(
-    "POST",
-    PATH,
-    needs=WRITE,
-    answer=JobScheduleRow,
-    status=201,
-    action="job_schedule.create",
-    subject="job_schedule:{id}",
-    refuses=("NO_SECRET_KEY", "LIMIT_REACHED"),
-    command=Command(
-        "jobs schedules create",
-        arguments=("name",),
-        options=OPTIONS,
-        example="ecluse jobs schedules create backup --server cmf1w2x3y0000abcdefghijkl --cron '0 2 * * *'"
-        ' --type shell --payload \'{"command": "backup --all"}\'',
-    ),
+@SCHEDULE.creates(
+    *("NO_SECRET_KEY", "LIMIT_REACHED"),
+    arguments=("name",),
+    options=OPTIONS,
+    example="ecluse jobs schedules create backup --server cmf1w2x3y0000abcdefghijkl --cron '0 2 * * *'"
+    ' --type shell --payload \'{"command": "backup --all"}\'',
 )
 async def create_job_schedule(act: Act, body: JobSchedule) -> Row:
     """Create a job schedule; it is due for times from now on."""
@@ -94,19 +81,13 @@ async def create_job_schedule(act: Act, body: JobSchedule) -> Row:
     return await _shown(act, created)
 
 
-@surface.read(ONE, needs=READ, answer=JobScheduleRow, command=Command("jobs schedules show"))
+@SCHEDULE.shows()
 async def show_job_schedule(look: Look, job_schedule_id: JobScheduleId) -> Row:
     """Show a job schedule; the secrets in its payload are hidden."""
     return await _shown(look, job_schedule_id.id)
 
 
-@_changes(
-    "PATCH",
-    ONE,
-    action="job_schedule.update",
-    refuses=("NO_SECRET_KEY",),
-    command=Command("jobs schedules update", options=OPTIONS),
-)
+@SCHEDULE.changes("NO_SECRET_KEY", action="update", options=OPTIONS)
 async def change_job_schedule(act: Act, job_schedule_id: JobScheduleId, body: ChangedJobSchedule) -> Row:
     """Change a job schedule: only the given fields change. A due time that was not fired yet is skipped if the change
     concerns when it is due; jobs that were made stay as they are."""
@@ -114,36 +95,28 @@ async def change_job_schedule(act: Act, job_schedule_id: JobScheduleId, body: Ch
     return await _shown(act, job_schedule_id.id)
 
 
-@_changes("DELETE", ONE, answer=Deleted, action="job_schedule.delete", command=Command("jobs schedules delete"))
+@SCHEDULE.deletes()
 async def delete_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Delete a job schedule. Its jobs and slots stay; a job that waits is still executed."""
     await schedules.delete(act.connection, job_schedule_id)
     return {"id": job_schedule_id.id, "deleted": True}
 
 
-@_changes("POST", f"{ONE}/pause", action="job_schedule.pause", command=Command("jobs schedules pause"))
+@SCHEDULE.does("pause")
 async def pause_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Pause a job schedule: no job is made until it is resumed, except by hand."""
     await schedules.switch(act.connection, job_schedule_id, enabled=False)
     return await _shown(act, job_schedule_id.id)
 
 
-@_changes("POST", f"{ONE}/resume", action="job_schedule.resume", command=Command("jobs schedules resume"))
+@SCHEDULE.does("resume")
 async def resume_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Resume a paused job schedule. Due times of the pause are not caught up on."""
     await schedules.switch(act.connection, job_schedule_id, enabled=True)
     return await _shown(act, job_schedule_id.id)
 
 
-@_changes(
-    "POST",
-    f"{ONE}/run",
-    answer=MadeJob,
-    status=201,
-    action="job_schedule.run",
-    refuses=("SERVER_GONE",),
-    command=Command("jobs run"),
-)
+@SCHEDULE.does("run", "SERVER_GONE", answer=MadeJob, status=201, command="jobs run")
 async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Make a job of a schedule now, even if it is paused or others of it are active. Due times are not affected."""
     await _shown(act, job_schedule_id.id)  # raises NotFound for a deleted one
@@ -151,7 +124,9 @@ async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     return {"jobId": made["id"], "jobRunId": made["run_id"], "hostId": made["host_id"]}
 
 
-@surface.read(f"{ONE}/preview", needs=READ, answer=JobSchedulePreview, command=Command("jobs schedules preview"))
+@surface.read(
+    f"{SCHEDULE.one}/preview", needs=READ, answer=JobSchedulePreview, command=Command("jobs schedules preview")
+)
 async def preview_job_schedule(look: Look, job_schedule_id: JobScheduleId, count: Count = 50) -> Row:
     """Preview the next due times, whether or not the schedule is enabled, with a mark where a clock change or the
     execution window moves one."""

@@ -3,16 +3,16 @@ dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from ecluse.access.commands import Command, Result
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, F, Look, Noun, Surface
+from ecluse.access.resource import Resource
+from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.connections import projects
-from ecluse.flows.connections.project_surface import READ, WRITE, ProjectNumber
+from ecluse.flows.connections.project_surface import READ, ProjectNumber
 from ecluse.flows.pricing import executions, queries, reconciliations, runs, shapes
 from ecluse.flows.pricing.flow import FLOW
 from ecluse.flows.pricing.states import By
@@ -20,14 +20,14 @@ from ecluse.flows.pricing.surface import OfProject
 
 surface = Surface("pricing")
 
-ALL, ONE = "/api/pricing/runs", "/api/pricing/runs/{rule_run_id}"
+RUN = Resource(surface, "/api/pricing/runs/{rule_run_id}", "pricing", "rule_run", "pricing runs", shapes.Started)
+MOVES = ("CONFLICT", "FORBIDDEN_TRANSITION")
 RunNumber = Annotated[int, Noun("rule run")]
 RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=shapes.RunFilters)
 DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
 PREVIEWED = Result(
     "show_rule_run", ("id", "plan_hash", "counts", "totals"), "ecluse pricing runs queue {id} {plan_hash}"
 )
-COLUMNS = ("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at")
 
 
 async def _there(look: Look, rule_run_id: RunNumber) -> None:
@@ -45,8 +45,10 @@ RECONCILIATIONS = _part("reconciliations", shapes.ReconciliationRow, order=("due
 MISMATCHES = _part("mismatches", shapes.MismatchRow, filters=shapes.OfPass)
 HISTORY = _part("history", shapes.RuleHistoryRow, filters=shapes.OfTarget, order=("id",))
 
-surface.listing(
-    ALL, RUNS, list_rule_runs="List rule runs, the newest first.", command=Command("pricing runs list", columns=COLUMNS)
+RUN.lists(
+    RUNS,
+    list_rule_runs="List rule runs, the newest first.",
+    columns=("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at"),
 )
 for part, name, about in (
     (TARGETS, "list_rule_targets", "List the targets of a rule run with their prices before and after."),
@@ -56,7 +58,7 @@ for part, name, about in (
     (HISTORY, "list_rule_history", "List the changes of status of a rule run and its targets."),
 ):
     command = Command(f"pricing runs {part.name}")
-    surface.listing(f"{ONE}/{part.name}", part, check=_there, command=command, **{name: about})
+    surface.listing(f"{RUN.one}/{part.name}", part, check=_there, command=command, **{name: about})
 surface.listing(
     "/api/pricing/dead-letters",
     DEAD_LETTERS,
@@ -82,7 +84,7 @@ async def drain_dead_letters(look: Look, project_id: ProjectNumber) -> Row:
     return {**report, "causes": [{**one, "run_id": str(one["run_id"])} for one in report["causes"]]}
 
 
-@surface.read(ONE, needs=READ, answer=shapes.RuleRunShown, command=Command("pricing runs show"))
+@RUN.shows(answer=shapes.RuleRunShown)
 async def show_rule_run(look: Look, rule_run_id: RunNumber) -> Row:
     """Show a rule run with its targets by status, its executions and its limits."""
     return await queries.show_run(look.connection, look.tenant, rule_run_id)
@@ -108,16 +110,7 @@ def _ids(given: list[str] | None) -> list[int] | None:
     return None if given is None else [int(one) for one in given]
 
 
-@surface.operation(
-    "POST",
-    ALL,
-    needs=WRITE,
-    answer=shapes.Started,
-    status=201,
-    action="rule_run.preview",
-    subject="rule_run:{id}",
-    command=Command("pricing runs preview", arguments=("rule_id",), follows="run_id", result=PREVIEWED),
-)
+@RUN.creates(verb="preview", arguments=("rule_id",), follows="run_id", result=PREVIEWED)
 async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     """Create a run of a rule, and read the catalogue for its plan: prices before and after. Nothing is changed in the
     shop until the run is queued."""
@@ -126,23 +119,7 @@ async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     return await _start(act, run, "preview")
 
 
-def _of_run(verb: str, *refuses: str, answer: type[Shape] = shapes.Started, **command: Any) -> Callable[[F], F]:
-    """Return the declaration of an operation on a rule run."""
-    return surface.operation(
-        "POST",
-        f"{ONE}/{verb}",
-        needs=WRITE,
-        answer=answer,
-        action=f"rule_run.{verb}",
-        subject="rule_run:{rule_run_id}",
-        refuses=("CONFLICT", *refuses),
-        command=Command(f"pricing runs {verb}", **command),
-    )
-
-
-@_of_run(
-    "queue", "FORBIDDEN_TRANSITION", "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id"
-)
+@RUN.does("queue", *MOVES, "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id")
 async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue) -> Row:
     """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
     preview is not overwritten."""
@@ -151,14 +128,14 @@ async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue)
     return await _start(act, rule_run_id, "apply")
 
 
-@_of_run("retry", "FORBIDDEN_TRANSITION", "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
+@RUN.does("retry", *MOVES, "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, _ids(body.target_ids), _by(act))
     return await _start(act, rule_run_id, "apply")
 
 
-@_of_run("rollback", "FORBIDDEN_TRANSITION", preview="show_rule_run", follows="run_id")
+@RUN.does("rollback", *MOVES, preview="show_rule_run", follows="run_id")
 async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRollBack) -> Row:
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
@@ -167,7 +144,7 @@ async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRo
     return await _start(act, rule_run_id, "rollback", target_ids=given, forced=body.forced)
 
 
-@_of_run("reconcile", follows="run_id")
+@RUN.does("reconcile", "CONFLICT", follows="run_id")
 async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Read the prices of applied targets from the shop, and report those that are not as applied."""
     flow = act.kit.flow(FLOW)
@@ -175,7 +152,7 @@ async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     return await _started(act, rule_run_id, started)
 
 
-@_of_run("correct", answer=shapes.Corrected)
+@RUN.does("correct", "CONFLICT", answer=shapes.Corrected)
 async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
     one. It changes nothing until it is queued."""

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from ecluse.access import secrets as sealed
-from ecluse.access.commands import Command
 from ecluse.access.listing import Filters, Listing
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Body, Deleted, Shape
+from ecluse.access.wire import Body, Shape
 from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row
 from ecluse.flows.connections import project_surface, projects
-from ecluse.flows.connections.project_surface import READ, WRITE, Name, ProjectNumber
+from ecluse.flows.connections.project_surface import READ, Name, ProjectNumber
 from ecluse.flows.pricing import rule_records
 from ecluse.flows.pricing.rules import RecordId, Terms
 
 surface = Surface("pricing")
-ONE = "/api/pricing/rules/{rule_id}"
+PROJECT = replace(project_surface.PROJECT, surface=surface)
 
 
 class NewRule(Terms):
@@ -54,31 +55,19 @@ class OfProject(Filters):
     project_id: RecordId | None = None
 
 
+RULE = Resource(surface, "/api/pricing/rules/{rule_id}", "pricing", "pricing_rule", "pricing rules", RuleRow)
 RULES = Listing("rules", RuleRow, "pricing_rules", READ, filters=OfProject, order=("id",), where="t.deleted_at IS NULL")
 RuleNumber = Annotated[int, Noun("pricing rule")]
 
-surface.listing(
-    "/api/pricing/rules",
+RULE.lists(
     RULES,
     list_rules="List the pricing rules of the tenant, by id.",
-    command=Command(
-        "pricing rules list",
-        columns=("id", "project_id", "version", "name", "ending", "floor", "cap"),
-        empty="no rules yet: `ecluse pricing rules create`",
-    ),
+    columns=("id", "project_id", "version", "name", "ending", "floor", "cap"),
+    empty="no rules yet: `ecluse pricing rules create`",
 )
 
 
-@surface.operation(
-    "DELETE",
-    project_surface.ONE,
-    needs=WRITE,
-    answer=Deleted,
-    action="pricing_project.delete",
-    subject="pricing_project:{project_id}",
-    refuses=("CONFLICT",),
-    command=Command("pricing projects delete"),
-)
+@PROJECT.deletes("CONFLICT")
 async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     """Delete a project with its rules and its access token. Its past runs stay."""
     await projects.delete(act.connection, act.tenant, project_id, act.caller.name)
@@ -87,17 +76,7 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     return {"id": str(project_id), "deleted": True}
 
 
-@surface.operation(
-    "POST",
-    "/api/pricing/rules",
-    needs=WRITE,
-    answer=RuleRow,
-    status=201,
-    action="pricing_rule.create",
-    subject="pricing_rule:{id}",
-    refuses=("NAME_TAKEN",),
-    command=Command("pricing rules create", arguments=("project_id", "name")),
-)
+@RULE.creates("NAME_TAKEN", arguments=("project_id", "name"))
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
     await act.require_room("pricing_rules")
@@ -107,22 +86,13 @@ async def create_rule(act: Act, body: NewRule) -> Row:
     )
 
 
-@surface.read(ONE, needs=READ, answer=RuleRow, command=Command("pricing rules show"))
+@RULE.shows()
 async def show_rule(look: Look, rule_id: RuleNumber) -> Row:
     """Show one rule."""
     return await rule_records.show(look.connection, look.tenant, rule_id)
 
 
-@surface.operation(
-    "PATCH",
-    ONE,
-    needs=WRITE,
-    answer=RuleRow,
-    action="pricing_rule.change",
-    subject="pricing_rule:{rule_id}",
-    refuses=("NAME_TAKEN",),
-    command=Command("pricing rules update"),
-)
+@RULE.changes("NAME_TAKEN")
 async def change_rule(act: Act, rule_id: RuleNumber, body: ChangedRule) -> Row:
     """Change a rule. What it decides by makes a new version; runs keep the version of their plan."""
     given = body.model_dump(exclude_unset=True)
@@ -131,15 +101,7 @@ async def change_rule(act: Act, rule_id: RuleNumber, body: ChangedRule) -> Row:
     return await rule_records.change(act.connection, act.tenant, rule_id, given, act.caller.name)
 
 
-@surface.operation(
-    "DELETE",
-    ONE,
-    needs=WRITE,
-    answer=Deleted,
-    action="pricing_rule.delete",
-    subject="pricing_rule:{rule_id}",
-    command=Command("pricing rules delete"),
-)
+@RULE.deletes()
 async def delete_rule(act: Act, rule_id: RuleNumber) -> Row:
     """Delete a rule. Its past runs stay."""
     await rule_records.delete(act.connection, act.tenant, rule_id, act.caller.name)
