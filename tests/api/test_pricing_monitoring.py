@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from ecluse.bootstrap.box import load_flows
-from ecluse.flows.pricing.alerts import ALERTS
-from ecluse.flows.pricing.monitoring import MetricList, PricingAlertRow
+from ecluse.flows.pricing.metrics import ALERTS
+from ecluse.flows.pricing.surface import MetricList, PricingAlertRow
 from ecluse.settings import Settings
 from tests.support.api_server import add_tenant, new_key
 from tests.support.metrics import scrape

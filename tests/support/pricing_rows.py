@@ -12,7 +12,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column, fetch_value
 from ecluse.flows.pricing.rules import Plan, Terms, make_plan
 from ecluse.flows.pricing.runs import NewRun, create_rule_run
-from ecluse.flows.pricing.states import By, TargetMove, move_runs, move_targets
+from ecluse.flows.pricing.states import By, Move, move_runs, move_targets
 from ecluse.vendors.shops import Variant
 
 BY = By("key 7", "api", "request-1")
@@ -53,8 +53,8 @@ async def ended(connection: Connection, run: int, failed: int, code: str = "VEND
     """Apply a queued run: the first targets fail; return those."""
     targets = await fetch_column(connection, TARGETS, (run,))
     await move_runs(connection, {run: "APPLYING"}, WORKER)
-    moves = [TargetMove(one, ("APPLYING", "FAILED"), code, "no") for one in targets[:failed]]
-    moves += [TargetMove(one, ("APPLYING", "APPLIED")) for one in targets[failed:]]
+    moves = [Move(one, ("APPLYING", "FAILED"), code, "no") for one in targets[:failed]]
+    moves += [Move(one, ("APPLYING", "APPLIED")) for one in targets[failed:]]
     await move_targets(connection, moves, WORKER)
     await move_runs(connection, {run: "PARTIAL" if failed < len(targets) else "FAILED"}, WORKER)
     return targets[:failed]

@@ -20,7 +20,7 @@ from ecluse.engine.work.completion import end_by_operator
 from ecluse.flows.connections import projects
 from ecluse.flows.connections.clients import Setup
 from ecluse.flows.connections.shops import Shops
-from ecluse.flows.pricing import executions, queries, rule_records, runs
+from ecluse.flows.pricing import executions, rule_records, runs
 from ecluse.flows.pricing.flow import Config, Pricing
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.rules import Terms
@@ -92,7 +92,7 @@ class World:
             run = await executions.new_preview(connection, TENANT, rule, BY)
             started = await executions.start(connection, self.made.flow, TENANT, run, "preview", BY)
         await wait_for_run(self.kit, started, PATIENCE)
-        return await queries.show_run(connection, TENANT, run)
+        return await runs.show_run(connection, TENANT, run)
 
     async def queued(
         self, connection: Connection, run: Row, targets: Sequence[int] | None = None, limits: Limits = NO_LIMITS
@@ -127,7 +127,7 @@ class World:
         """The run after an execution; its status and those of its targets do not contradict each other."""
         await wait_for_run(self.kit, started, PATIENCE)
         await validate_run_state(connection, run["id"])
-        return await queries.show_run(connection, TENANT, run["id"])
+        return await runs.show_run(connection, TENANT, run["id"])
 
     async def ended_by_operator(self, connection: Connection, run: Row, started: int) -> Row:
         await end_by_operator(

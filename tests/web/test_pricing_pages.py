@@ -12,7 +12,7 @@ import pytest
 
 from ecluse.flows.pricing.rule_records import create
 from ecluse.flows.pricing.rules import Terms
-from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
+from ecluse.flows.pricing.states import Move, move_runs, move_targets
 from ecluse.web.pricing import sentence
 from tests.support.api_server import new_key
 from tests.support.pages import text
@@ -35,8 +35,8 @@ def made(dsn, count=4, failed=1, name="Shop"):
             run = await new_run(connection, project, count, "QUEUED")
             sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
             ids = [one for (one,) in await (await connection.execute(sql, (run,))).fetchall()]
-            moves = [TargetMove(one, ("APPLYING", "FAILED"), "PRICE_CONFLICT", EVIL) for one in ids[:failed]]
-            moves += [TargetMove(one, ("APPLYING", "APPLIED")) for one in ids[failed:]]
+            moves = [Move(one, ("APPLYING", "FAILED"), "PRICE_CONFLICT", EVIL) for one in ids[:failed]]
+            moves += [Move(one, ("APPLYING", "APPLIED")) for one in ids[failed:]]
             async with connection.transaction():
                 await move_runs(connection, {run: "APPLYING"}, BY)
                 await move_targets(connection, moves, BY)

@@ -54,6 +54,12 @@ class Filters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def equal(base: type[Filters] = Filters, **columns: Any) -> type[Filters]:
+    """Return filters by the value of these columns, given with the type of each; `base` has further ones."""
+    fields: Any = {name: (kind | None, None) for name, kind in columns.items()}
+    return create_model("Filters", __base__=base, **fields)
+
+
 @dataclass(frozen=True)
 class Listing:
     """The declaration of a list. `order` names columns of `row`, the last of them unique; `-` before a name is

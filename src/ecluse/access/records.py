@@ -21,10 +21,11 @@ class Records:
 
     noun: str
     table: str
+    where: str = "deleted_at IS NULL"
 
     async def show(self, connection: Connection, tenant: str, number: int, *, lock: bool = False) -> Row:
         """Return a row; raise NotFound if there is none. `lock`: keep it locked until the end of the transaction."""
-        sql = f"SELECT * FROM {self.table} WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
+        sql = f"SELECT * FROM {self.table} WHERE tenant_id = %s AND id = %s AND {self.where}"  # noqa: S608
         row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), (tenant, number))
         if row is None:
             raise NotFound(f"There is no {self.noun} {number}.")

@@ -56,6 +56,11 @@ Filter = Annotated[str | None, Query(max_length=200), AfterValidator(lambda valu
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    def changes(self, *nullable: str, **dumped: Any) -> Row:
+        """Return the fields that a request for a change gives. Null means no change, but it clears the `nullable`."""
+        given = self.model_dump(exclude_unset=True, **dumped)
+        return {name: value for name, value in given.items() if value is not None or name in nullable}
+
 
 class CamelBody(Body):
     """Base of bodies whose fields are spelled in camelCase, and not otherwise."""

@@ -39,7 +39,6 @@ from ecluse.flows.jobs.agent_surface import enrolment
 from ecluse.flows.jobs.agent_surface import surface as agent
 from ecluse.flows.jobs.job_surface import surface as jobs
 from ecluse.flows.jobs.schedule_surface import surface as job_schedules
-from ecluse.flows.pricing.monitoring import surface as pricing_monitoring
 from ecluse.flows.pricing.run_surface import surface as rule_runs
 from ecluse.flows.pricing.surface import surface as pricing
 from ecluse.flows.transcriptions.surface import surface as transcriptions
@@ -47,7 +46,7 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
     app.state.operations, app.state.listings = {}, {}  # by name, for the forms and the tables of the pages
-    of_pricing, of_jobs = (projects, pricing, rule_runs, pricing_monitoring), (job_schedules, jobs, agent)
+    of_pricing, of_jobs = (projects, pricing, rule_runs), (job_schedules, jobs, agent)
     flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs)
     own = [one.surface for one in (limits, runs, targets, lanes, budgets, keys, trail, erasure, upkeep)]
     of_notify = (endpoints, addresses, deliveries)

@@ -185,9 +185,7 @@ async def create_endpoint(
 @ENDPOINT.changes("NO_SECRET_KEY")
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
     """Change an endpoint: only the given fields change."""
-    # null means no change, but a description can be removed by it.
-    given = body.model_dump(exclude_unset=True)
-    changes = {name: value for name, value in given.items() if value is not None or name == "description"}
+    changes = body.changes("description")
     kind = (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"]
     for name, kinds in HAVE.items():
         if name in changes and kind not in kinds:

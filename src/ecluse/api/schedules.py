@@ -130,9 +130,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
 async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
     """Change a schedule: only the given fields change. Open runs keep the settings they began with."""
     flow, _ = await _of_caller(act, schedule_id)
-    given = body.model_dump(exclude_unset=True)
-    may_be_null = ("cron", "window_start", "window_end")
-    columns = {name: value for name, value in given.items() if value is not None or name in may_be_null}
+    columns = body.changes("cron", "window_start", "window_end")
     instead, plans = columns.pop("plan", {}), plans_of(flow)
     once = await change_planned(
         act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))

@@ -14,13 +14,13 @@ from ecluse.access.wire import Filter, Offset, number, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
 from ecluse.flows.connections.project_surface import PROJECTS, READ
-from ecluse.flows.pricing.monitoring import ALERTS
-from ecluse.flows.pricing.queries import show_run
 from ecluse.flows.pricing.rules import REASONS
 from ecluse.flows.pricing.run_surface import MISMATCHES, RECONCILIATIONS, RUNS, TARGETS
+from ecluse.flows.pricing.runs import show_run
 from ecluse.flows.pricing.shapes import RunStatus, TargetStatus
 from ecluse.flows.pricing.states import APPLIED, FAILED, PARTIAL, PREVIEW
 from ecluse.flows.pricing.states import RUNS as STATES
+from ecluse.flows.pricing.surface import ALERTS
 from ecluse.web import live, render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.door import Page

@@ -6,7 +6,7 @@ import pytest
 
 from ecluse.base.errors import Conflict
 from ecluse.engine import Start
-from ecluse.flows.pricing import queries
+from ecluse.flows.pricing import runs
 from tests.support.pricing_world import PATIENCE, TEN_PERCENT_OFF, TENANT
 from tests.support.runs import start_run, wait_for_run
 
@@ -75,7 +75,7 @@ async def test_a_schedule_previews_queues_and_applies_a_rule(shop, connection, q
     assert ended["status"] == "completed", ended
     [(run, execution)] = query("SELECT rule_run_id, run_id FROM rule_executions WHERE kind = 'apply'")
     await wait_for_run(world.kit, execution, PATIENCE)
-    done = await queries.show_run(connection, TENANT, run)
+    done = await runs.show_run(connection, TENANT, run)
     assert (done["status"], done["canary"], done["actor"], done["source"]) == ("APPLIED", 2, "Scheduler", "schedule")
     moves = query("SELECT to_status, actor FROM rule_history WHERE rule_target_id IS NULL ORDER BY id")
     assert moves[1] == ("QUEUED", "Scheduler")

@@ -11,7 +11,7 @@ from ecluse.db.query import fetch_all, fetch_row, fetch_rows, fetch_value
 from ecluse.engine.cluster.alerts import LOCK, watch
 from ecluse.engine.model.alerts import decide
 from ecluse.flows.pricing import metrics
-from ecluse.flows.pricing.alerts import ALERTS, measured
+from ecluse.flows.pricing.metrics import ALERTS, measured
 from ecluse.flows.pricing.runs import retry_failed
 from tests.support.pricing_executions import end, new_execution, new_lane, refuse
 from tests.support.pricing_rows import BY, connected, ended, new_project, new_run

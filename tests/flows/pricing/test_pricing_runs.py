@@ -10,7 +10,7 @@ from ecluse.base.errors import Conflict, ForbiddenTransition, InvalidInput, NotF
 from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
 from ecluse.flows.pricing.rules import Terms, make_plan
 from ecluse.flows.pricing.runs import NewRun, create_rule_run, drain_dlq, queue_for_processing, retry_failed
-from ecluse.flows.pricing.states import TargetMove, move_runs, move_targets
+from ecluse.flows.pricing.states import Move, move_runs, move_targets
 from tests.support.pricing_rows import BY, RULE, TARGETS, WORKER, connected, ended, new_project, new_run, plan_of
 
 STATUSES = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY 1 ORDER BY 1"
@@ -97,7 +97,7 @@ async def test_failed_targets_are_retried_all_or_chosen_and_nothing_else_is(dsn)
             0,
             1,
         )
-        await move_targets(connection, [TargetMove(second, ("APPLYING", "APPLIED"))], WORKER)
+        await move_targets(connection, [Move(second, ("APPLYING", "APPLIED"))], WORKER)
         await move_runs(connection, {run: "PARTIAL"}, WORKER)
         assert await retry_failed(connection, "default", run, None, BY) == [first]
 
@@ -115,8 +115,8 @@ async def test_the_dead_letters_of_a_project_are_its_failed_targets_and_the_repo
         report = await drain_dlq(connection, "default", project)
         assert (report["total"], report["not_attempted"]) == (7, 4)
         assert [(one["run_id"], one["error_code"], one["targets"]) for one in report["causes"]] == [
-            (unsent, "NOT_ATTEMPTED", 4),
-            (run, "VENDOR_REFUSED", 3),
+            (str(unsent), "NOT_ATTEMPTED", 4),
+            (str(run), "VENDOR_REFUSED", 3),
         ]
         assert (await drain_dlq(connection, "acme", project))["total"] == 0
         assert await fetch_rows(connection, "SELECT id, status FROM rule_targets ORDER BY id") == before

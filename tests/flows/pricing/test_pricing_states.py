@@ -14,7 +14,7 @@ from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_value
 from ecluse.flows.pricing.states import (
     RUNS,
     TARGETS,
-    TargetMove,
+    Move,
     contradiction,
     move_runs,
     move_targets,
@@ -57,8 +57,8 @@ TARGET_WAYS = {state: way for state, way in RUN_WAYS.items() if state != "PARTIA
 TARGET_ROWS = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
 
 
-def failing(target: int, path: Sequence[str]) -> TargetMove:
-    return TargetMove(target, path, error_code="VENDOR_REFUSED" if path and path[-1] == "FAILED" else None)
+def failing(target: int, path: Sequence[str]) -> Move:
+    return Move(target, path, error_code="VENDOR_REFUSED" if path and path[-1] == "FAILED" else None)
 
 
 @pytest.mark.req(
@@ -113,11 +113,11 @@ async def test_one_target_that_may_not_move_keeps_all_others_where_they_are(dsn)
         run, other = await new_run(connection, project), await new_run(connection, project)
         first, second, *_ = await fetch_column(connection, TARGET_ROWS, (run,))
         stranger = (await fetch_column(connection, TARGET_ROWS, (other,)))[0]
-        moves = [TargetMove(first, ("QUEUED",)), TargetMove(second, ("APPLIED",))]
+        moves = [Move(first, ("QUEUED",)), Move(second, ("APPLIED",))]
         with pytest.raises(ForbiddenTransition):
             await move_targets(connection, moves, BY)
         with pytest.raises(NotFound, match=f"no target {stranger} of rule run {run}"):
-            await move_targets(connection, [moves[0], TargetMove(stranger, ("QUEUED",))], BY, run=run)
+            await move_targets(connection, [moves[0], Move(stranger, ("QUEUED",))], BY, run=run)
         with pytest.raises(NotFound, match="no rule run 999"):
             await move_runs(connection, {run: "QUEUED", 999: "QUEUED"}, BY)
         statuses = await fetch_column(connection, "SELECT DISTINCT status FROM rule_targets")
@@ -143,12 +143,12 @@ async def test_the_history_says_who_when_from_where_to_where_and_in_which_round(
         run = await new_run(connection, await new_project(connection), count=1)
         (target,) = await fetch_column(connection, TARGET_ROWS, (run,))
         await move_runs(connection, {run: "QUEUED"}, BY)
-        await move_targets(connection, [TargetMove(target, ("QUEUED",))], BY)
+        await move_targets(connection, [Move(target, ("QUEUED",))], BY)
         await move_runs(connection, {run: "APPLYING"}, WORKER)
         await move_targets(connection, [failing(target, ("APPLYING", "FAILED"))], WORKER)
         await move_runs(connection, {run: "FAILED"}, WORKER)
         await move_runs(connection, {run: "APPLYING"}, BY)
-        await move_targets(connection, [TargetMove(target, ("QUEUED",))], BY)
+        await move_targets(connection, [Move(target, ("QUEUED",))], BY)
         history = await fetch_all(connection, dict, "SELECT * FROM rule_history ORDER BY id")
         ours, theirs = ("key 7", "api", "request-1"), ("worker", "engine", "request-1")
         assert [
@@ -182,14 +182,14 @@ async def test_instants_attempts_and_errors_follow_the_moves(dsn):
         (target,) = await fetch_column(connection, TARGET_ROWS, (run,))
         await move_runs(connection, {run: "QUEUED"}, BY)
         await move_runs(connection, {run: "APPLYING"}, WORKER)
-        await move_targets(connection, [TargetMove(target, ("QUEUED",))], BY)
+        await move_targets(connection, [Move(target, ("QUEUED",))], BY)
         columns = "SELECT status, attempts, round, error_code, error, applied_at IS NOT NULL FROM rule_targets"
         for attempts in (1, 2, 3):
-            retry = TargetMove(target, ("APPLYING", "QUEUED"), "VENDOR_ERROR_503", "unavailable", None, attempts)
+            retry = Move(target, ("APPLYING", "QUEUED"), "VENDOR_ERROR_503", "unavailable", None, attempts)
             await move_targets(connection, [retry], WORKER)
             expected = ("QUEUED", attempts, 0, "VENDOR_ERROR_503", "unavailable", False)
             assert await fetch_row(connection, columns) == expected
-        await move_targets(connection, [TargetMove(target, ("APPLYING", "FAILED"), "TIMEOUT", "late")], WORKER)
+        await move_targets(connection, [Move(target, ("APPLYING", "FAILED"), "TIMEOUT", "late")], WORKER)
         assert await fetch_row(connection, columns) == ("FAILED", 3, 0, "TIMEOUT", "late", False)
         await move_runs(connection, {run: "FAILED"}, WORKER)
         ends = "SELECT started_at, finished_at FROM rule_runs"
@@ -197,9 +197,9 @@ async def test_instants_attempts_and_errors_follow_the_moves(dsn):
         assert started <= finished
         await move_runs(connection, {run: "APPLYING"}, BY)
         assert await fetch_row(connection, ends) == (started, None)
-        await move_targets(connection, [TargetMove(target, ("QUEUED",))], BY)
+        await move_targets(connection, [Move(target, ("QUEUED",))], BY)
         assert await fetch_row(connection, columns) == ("QUEUED", 0, 1, None, None, False)
-        await move_targets(connection, [TargetMove(target, ("APPLYING", "APPLIED"))], WORKER)
+        await move_targets(connection, [Move(target, ("APPLYING", "APPLIED"))], WORKER)
         assert await fetch_row(connection, columns) == ("APPLIED", 0, 1, None, None, True)
 
 
@@ -226,7 +226,7 @@ async def test_the_database_refuses_what_contradicts_the_invariants(dsn):
         for status in RUN_WAYS["APPLYING"]:
             await move_runs(connection, {run: status}, WORKER)
         (target,) = await fetch_column(connection, TARGET_ROWS, (run,))
-        await move_targets(connection, [TargetMove(target, TARGET_WAYS["APPLIED"])], WORKER)
+        await move_targets(connection, [Move(target, TARGET_WAYS["APPLIED"])], WORKER)
         await move_runs(connection, {run: "APPLIED"}, WORKER)
         for statement in BAD_RUNS:
             with pytest.raises(psycopg.errors.CheckViolation):
@@ -248,9 +248,9 @@ async def test_a_target_rolled_back_by_choice_counts_as_applied(dsn):
         first, second = await fetch_column(connection, TARGET_ROWS, (run,))
         for status in RUN_WAYS["APPLYING"]:
             await move_runs(connection, {run: status}, WORKER)
-        await move_targets(connection, [TargetMove(one, TARGET_WAYS["APPLIED"]) for one in (first, second)], WORKER)
+        await move_targets(connection, [Move(one, TARGET_WAYS["APPLIED"]) for one in (first, second)], WORKER)
         await move_runs(connection, {run: "APPLIED"}, WORKER)
-        await move_targets(connection, [TargetMove(first, ("ROLLED_BACK",))], BY)
+        await move_targets(connection, [Move(first, ("ROLLED_BACK",))], BY)
         await validate_run_state(connection, run)
         assert await fetch_value(connection, "SELECT applied_at FROM rule_targets WHERE id = %s", (first,)) is not None
 
@@ -264,7 +264,7 @@ async def test_a_run_whose_targets_contradict_it_is_found(dsn):
         await validate_run_state(connection, run)
         await move_targets(
             connection,
-            [TargetMove(one, ("QUEUED",)) for one in await fetch_column(connection, TARGET_ROWS, (run,))],
+            [Move(one, ("QUEUED",)) for one in await fetch_column(connection, TARGET_ROWS, (run,))],
             BY,
         )
         with pytest.raises(Conflict, match=r"Run marked FAILED but has unfinished targets \(rule run 1: 2 QUEUED\)"):

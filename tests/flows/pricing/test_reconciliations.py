@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.base.errors import Conflict
-from ecluse.flows.pricing import queries
+from ecluse.flows.pricing import runs
 from ecluse.flows.pricing.reconciliations import correct_run, reconcile_run
 from tests.support.pricing_rows import BY
 from tests.support.pricing_world import TENANT
@@ -105,7 +105,7 @@ async def test_a_correcting_run_restores_what_was_applied(applied, connection):
     await passed(world, connection, run)
     async with connection.transaction():
         made = await correct_run(connection, TENANT, run["id"], BY)
-    correcting = await queries.show_run(connection, TENANT, made)
+    correcting = await runs.show_run(connection, TENANT, made)
     assert (correcting["status"], correcting["corrects_id"], correcting["counts"]) == (
         "PREVIEW",
         run["id"],

@@ -189,9 +189,7 @@ async def show_config(look: Look, config_id: ConfigNumber) -> Row:
 @CONFIG.changes(action="update")
 async def change_config(act: Act, config_id: ConfigNumber, body: ChangedConfig) -> Row:
     """Change a config. Audits already made keep the version they were made with."""
-    given = body.model_dump(mode="json", exclude_unset=True)
-    given = {name: value for name, value in given.items() if value is not None or name == "model"}
-    return await configs.update(act.connection, act.tenant, config_id, given)
+    return await configs.update(act.connection, act.tenant, config_id, body.changes("model", mode="json"))
 
 
 @CONFIG.deletes()

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from ecluse.access.listing import Filters
 from ecluse.access.wire import CamelShape, Fire
 from ecluse.base.ids import CUID
 from ecluse.base.validation import EitherSpelling, Partial, fields_of, form, in_camel_case, partial_of
@@ -136,7 +135,3 @@ class MadeJob(CamelShape):
     job_id: str
     job_run_id: str
     host_id: str
-
-
-class JobScheduleFilters(Filters):
-    enabled: bool | None = None

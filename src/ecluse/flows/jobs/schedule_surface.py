@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query
 
 from ecluse.access.commands import Command
-from ecluse.access.listing import Listing
+from ecluse.access.listing import Listing, equal
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import camel
@@ -19,7 +19,6 @@ from ecluse.flows.jobs import fire, schedules
 from ecluse.flows.jobs.schedule_shapes import (
     ChangedJobSchedule,
     JobSchedule,
-    JobScheduleFilters,
     JobSchedulePreview,
     JobScheduleRow,
     JobSlotRow,
@@ -48,7 +47,7 @@ async def known(look: Look, job_schedule_id: str) -> None:
     await schedules.find(look.connection, look.tenant, job_schedule_id)
 
 
-SCHEDULES = Listing("schedules", JobScheduleRow, "job_schedule_list", READ, filters=JobScheduleFilters, order=("id",))
+SCHEDULES = Listing("schedules", JobScheduleRow, "job_schedule_list", READ, filters=equal(enabled=bool), order=("id",))
 SLOTS = Listing("slots", JobSlotRow, "job_slots", READ, order=("-due_at",), named=("job_schedule_id",))
 
 SCHEDULE.lists(

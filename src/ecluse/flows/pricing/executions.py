@@ -24,17 +24,17 @@ from ecluse.flows.pricing.states import (
     PARTIAL,
     QUEUED,
     ROLLED_BACK,
+    SCHEDULER,
+    WORKER,
     By,
-    TargetMove,
+    Move,
     move_runs,
     move_targets,
     status_by_counts,
 )
-from ecluse.flows.pricing.work import WORKER
 from ecluse.vendors.shops import CRITICAL
 
 APPLY_STAGES = ("canary", "apply")
-SCHEDULER = By("Scheduler", "schedule")
 TIMED_OUT = "TARGET_TIMEOUT"
 LINK = "INSERT INTO rule_executions (run_id, rule_run_id, kind, number) VALUES (%s, %s, %s, %s)"
 NUMBER = "SELECT coalesce(max(number) + 1, 0) FROM rule_executions WHERE rule_run_id = %s AND kind = %s"
@@ -193,10 +193,10 @@ async def applied(connection: Connection, ends: Sequence[ItemEnd]) -> None:
                 await give_up(connection, [run], stage, NOT_ATTEMPTED, f"Not sent: {why}")
 
 
-def _move(end: ItemEnd, status: str) -> TargetMove:
+def _move(end: ItemEnd, status: str) -> Move:
     # An item whose last send is in doubt is open once more than it has retries: to read back, and not to send again.
     attempts = min(end.executions, MAX_RETRIES) if status == QUEUED else None
-    return TargetMove(int(end.item.key), (APPLYING, status), end.error_code, end.error, end.retry_at, attempts)
+    return Move(int(end.item.key), (APPLYING, status), end.error_code, end.error, end.retry_at, attempts)
 
 
 def _critical(one: ItemEnd) -> str | None:
@@ -219,7 +219,7 @@ async def rolled_back(connection: Connection, ends: Sequence[ItemEnd]) -> None:
     """Move the targets whose former price is restored; if the shop refuses everything, give up what waits. `on_end` of
     the rollback stage."""
     done = [one for one in ends if one.status == "succeeded"]
-    await move_targets(connection, [TargetMove(int(one.item.key), (ROLLED_BACK,)) for one in done], WORKER)
+    await move_targets(connection, [Move(int(one.item.key), (ROLLED_BACK,)) for one in done], WORKER)
     await write_events(connection, [_event(one, ROLLED_BACK) for one in done])
     for run, why in sorted({one.item.run_id: why for one in ends if (why := _critical(one))}.items()):
         await give_up(connection, [run], "rollback", NOT_ATTEMPTED, f"Not sent: {why}")
@@ -233,9 +233,7 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
     given = {"runs": ids, "stages": list(APPLY_STAGES)}
     rows = await fetch_rows(connection, LEFT, given)
     await move_runs(connection, {one["id"]: APPLYING for one in over if one["status"] == QUEUED}, WORKER)
-    await move_targets(
-        connection, [TargetMove(one, (APPLYING, FAILED), code, why) for one, _, code, why in rows], WORKER
-    )
+    await move_targets(connection, [Move(one, (APPLYING, FAILED), code, why) for one, _, code, why in rows], WORKER)
     await connection.execute(NOT_ROLLED_BACK, (ids,))
     for one in over:
         counts: Mapping[str, int] = dict(await fetch_rows(connection, COUNTS, (one["id"],)))

@@ -15,13 +15,13 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
 from ecluse.flows.connections.projects import lane_name
-from ecluse.flows.pricing import executions, previews, reconciliations, runs, work
-from ecluse.flows.pricing.alerts import ALERTS
-from ecluse.flows.pricing.executions import SCHEDULER, targets
+from ecluse.flows.pricing import executions, reconciliations, runs, work
+from ecluse.flows.pricing.executions import targets
+from ecluse.flows.pricing.metrics import ALERTS
 from ecluse.flows.pricing.retries import RETRY
 from ecluse.flows.pricing.rules import RecordId
 from ecluse.flows.pricing.runs import Limits
-from ecluse.flows.pricing.states import APPLIED, QUEUED
+from ecluse.flows.pricing.states import APPLIED, QUEUED, SCHEDULER
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
@@ -71,7 +71,7 @@ class Pricing:
         common: dict[str, Any] = {"lane": self.base, "retry": config.retry, "max_wait": PATIENCE, "poll": config.poll}
         brief = {**common, "time_limit": 3 * config.call + timedelta(seconds=30)}
         of_apply: dict[str, Any] = {"work": self._write(_before, _after), "on_end": executions.applied, "opens": True}
-        self.catalogue = Stage("catalogue", work=previews.preview, time_limit=timedelta(hours=1), **common)
+        self.catalogue = Stage("catalogue", work=work.preview, time_limit=timedelta(hours=1), **common)
         self.canary = Stage("canary", **of_apply, **brief, last=True)
         self.apply = Stage("apply", **of_apply, **brief, last=True)
         undo = self._write(lambda item: {} if item.payload["forced"] else _after(item), _before)

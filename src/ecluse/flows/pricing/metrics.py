@@ -1,6 +1,6 @@
-"""The figures of pricing, by project: what was applied, retried and refused, the dead letters and the success rate.
-They are computed from rows, so that every replica answers with the same ones. Counters include executions that are
-under way."""
+"""The figures of pricing, by project: what was applied, retried and refused, the dead letters and the success rate, as
+metrics and as the measures of alerts. They are computed from rows, so that every replica answers with the same ones.
+Counters include executions that are under way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from datetime import timedelta
 
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
-from ecluse.flows.connections.projects import LANE
+from ecluse.engine import Alert, Alerts, Measure, Measured, slow_lane
+from ecluse.flows.connections.projects import LANE, lane_name
 from ecluse.flows.pricing.states import NOT_ATTEMPTED
 from ecluse.insight.samples import Metric, Sample
 
@@ -96,6 +97,34 @@ METRICS = (
     Metric("rules.target.retries", "counter", "Retries of targets.", "retries"),
     Metric("rules.429.count", "counter", "Calls refused with 429.", "throttled"),
 )
+SUCCESS_RATE = Measure(
+    "success rate",
+    "success rate {value:.1f} %, less than {limit} %",
+    action="Read the causes of the last runs; queue no further run of the project before they are known.",
+    expr="min by (tenant, project) (ecluse_rules_apply_success_rate)",
+    below=True,
+)
+DEAD_LETTERS = Measure(
+    "dead letters",
+    "{value} dead letters, more than {limit}",
+    action="Read the causes (`ecluse pricing dead-letters report`), then retry the failed targets of the runs.",
+    expr='max by (tenant, project) (ecluse_rules_dlq_size{sent="true"})',
+)
+REFUSALS = Measure(
+    "refusals",
+    "{value} calls refused with 429 in 5 minutes, more than {limit}",
+    action="Nothing: the lane of the project runs at half its rate until 5 minutes have passed without a 429. If it "
+    "comes back, set a lower rate, or find what else calls the shop with this token.",
+    expr="max by (tenant, project) (increase(ecluse_rules_429_count_total[5m]))",
+    until=0,
+)
+BREAKER = Measure(
+    "breaker",
+    "Circuit breaker triggered: the shop refused call after call with 429",
+    action="Nothing, if it clears: the shop is called again after a minute, one call first.",
+    expr='max by (lane) (ecluse_lane_down{lane=~"shop/.+"})',
+)
+BURST_ALERT = "429 Burst"
 
 
 async def read(connection: Connection, tenant: str | None = None, project: int | None = None) -> list[Row]:
@@ -116,3 +145,38 @@ def samples(figures: Sequence[Row]) -> list[Sample]:
         for one in figures
         for metric in METRICS
     ]
+
+
+async def measured(connection: Connection) -> Sequence[Measured]:
+    """Return the measures of the projects, after the executions that have ended are added to the counters."""
+    await keep(connection)
+    found = []
+    for one in await read(connection):
+        values = {"dead letters": one["dead"], "refusals": one["refusals"], "breaker": int(one["lane_is_down"])}
+        rates = [rate for rate in (one["success_rate"], one["last_run_rate"]) if rate is not None]
+        # While there is no rate because failed targets of the last day are being retried, it is not known.
+        if rates or not one["applying"]:
+            values["success rate"] = min(rates, default=None)
+        found.append(Measured(one["tenant"], str(one["project"]), one["name"], values, one))
+    return found
+
+
+async def slow(connection: Connection, project: Measured) -> None:
+    """Halve the pace of the lane of a project, until 5 minutes after its last 429."""
+    if (quiet := project.facts["slow_for"]) is not None:
+        lane = lane_name(project.tenant, project.facts["project"])
+        await slow_lane(connection, lane, reason=BURST_ALERT, quiet=quiet)
+
+
+ALERTS = Alerts(
+    "project",
+    measured,
+    (
+        Alert("Critical Success Rate", "critical", SUCCESS_RATE, 90),
+        Alert("Low Success Rate", "warning", SUCCESS_RATE, 97),
+        Alert("DLQ Critical", "critical", DEAD_LETTERS, 100),
+        Alert("DLQ Backlog", "warning", DEAD_LETTERS, 50),
+        Alert(BURST_ALERT, "warning", REFUSALS, 3, while_open=slow),
+        Alert("Circuit breaker triggered", "warning", BREAKER, 0),
+    ),
+)

@@ -11,11 +11,10 @@ from ecluse.base.errors import Conflict
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_rows, fetch_value
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, write_events
-from ecluse.flows.pricing import executions, queries
-from ecluse.flows.pricing.executions import SCHEDULER
+from ecluse.flows.pricing import executions, runs
 from ecluse.flows.pricing.rules import Plan, Planned, plan_hash
 from ecluse.flows.pricing.runs import NewRun, create_rule_run
-from ecluse.flows.pricing.states import By
+from ecluse.flows.pricing.states import SCHEDULER, By
 from ecluse.vendors.connectors import CONNECTORS
 from ecluse.vendors.shops import Variant
 
@@ -92,7 +91,7 @@ async def start_due(connection: Connection, flow: Flow) -> None:
 
 async def reconcile_run(connection: Connection, flow: Flow, tenant: str, run: int, by: By) -> int:
     """Start a pass now; return the id of the engine run. Raise Conflict if nothing of the run is applied."""
-    if (await queries.require_run(connection, tenant, run, lock=True))["status"] not in ("APPLIED", "PARTIAL"):
+    if (await runs.require_run(connection, tenant, run, lock=True))["status"] not in ("APPLIED", "PARTIAL"):
         raise Conflict(f"Rule run {run} has no applied prices to compare: apply it first.")
     number = await fetch_value(connection, ON_DEMAND, (tenant, run))
     return await _begin(connection, flow, number, tenant, run, by)
@@ -147,7 +146,7 @@ async def finish(connection: Connection, execution_ids: Sequence[int]) -> None:
 async def correct_run(connection: Connection, tenant: str, run: int, by: By) -> int:
     """Create a run that restores the applied prices which the latest pass found changed; return its id. It is a
     preview: success is final, so that the run itself is not applied again. Raise Conflict if nothing was found."""
-    known = await queries.require_run(connection, tenant, run, lock=True)
+    known = await runs.require_run(connection, tenant, run, lock=True)
     planned = [
         Planned(Variant(currency=known["currency"], price=actual, **row), actual, expected)
         for row in await fetch_all(connection, dict, LATEST, (run,))

@@ -6,32 +6,34 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ecluse.access.commands import Command, Result
-from ecluse.access.listing import Listing
+from ecluse.access.listing import Listing, equal
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Shape
 from ecluse.db.query import Row
 from ecluse.flows.connections import projects
 from ecluse.flows.connections.project_surface import READ, ProjectNumber
-from ecluse.flows.pricing import executions, queries, reconciliations, runs, shapes
+from ecluse.flows.pricing import executions, reconciliations, runs, shapes
 from ecluse.flows.pricing.flow import FLOW
+from ecluse.flows.pricing.rules import RecordId
 from ecluse.flows.pricing.states import By
-from ecluse.flows.pricing.surface import OfProject
+from ecluse.flows.pricing.surface import OF_PROJECT
 
 surface = Surface("pricing")
 
 RUN = Resource(surface, "/api/pricing/runs/{rule_run_id}", "pricing", "rule_run", "pricing runs", shapes.Started)
 MOVES = ("CONFLICT", "FORBIDDEN_TRANSITION")
 RunNumber = Annotated[int, Noun("rule run")]
-RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=shapes.RunFilters)
-DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, queries.DEAD_LETTERS, READ, filters=OfProject)
+OF_RULE = equal(OF_PROJECT, rule_id=RecordId, status=shapes.RunStatus)
+RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=OF_RULE)
+DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, runs.DEAD_LETTERS, READ, filters=OF_PROJECT)
 PREVIEWED = Result(
     "show_rule_run", ("id", "plan_hash", "counts", "totals"), "ecluse pricing runs queue {id} {plan_hash}"
 )
 
 
 async def _there(look: Look, rule_run_id: RunNumber) -> None:
-    await queries.require_run(look.connection, look.tenant, rule_run_id)
+    await runs.require_run(look.connection, look.tenant, rule_run_id)
 
 
 def _part(name: str, shape: type[Shape], **options: Any) -> Listing:
@@ -39,11 +41,11 @@ def _part(name: str, shape: type[Shape], **options: Any) -> Listing:
     return Listing(name, shape, f"rule_{name}", READ, within=("rule_run_id",), **options)
 
 
-TARGETS = _part("targets", shapes.RuleTargetRow, filters=shapes.OfStatus, order=("id",))
+TARGETS = _part("targets", shapes.RuleTargetRow, filters=equal(status=shapes.TargetStatus), order=("id",))
 EXCLUSIONS = _part("exclusions", shapes.ExclusionRow, order=("variant_id",))
 RECONCILIATIONS = _part("reconciliations", shapes.ReconciliationRow, order=("due_at", "id"))
-MISMATCHES = _part("mismatches", shapes.MismatchRow, filters=shapes.OfPass)
-HISTORY = _part("history", shapes.RuleHistoryRow, filters=shapes.OfTarget, order=("id",))
+MISMATCHES = _part("mismatches", shapes.MismatchRow, filters=equal(reconciliation_id=RecordId))
+HISTORY = _part("history", shapes.RuleHistoryRow, filters=equal(rule_target_id=RecordId), order=("id",))
 
 RUN.lists(
     RUNS,
@@ -80,14 +82,13 @@ surface.listing(
 async def drain_dead_letters(look: Look, project_id: ProjectNumber) -> Row:
     """Report the failed targets of a project by run and cause. Changes nothing."""
     await projects.show(look.connection, look.tenant, project_id)
-    report = await runs.drain_dlq(look.connection, look.tenant, project_id)
-    return {**report, "causes": [{**one, "run_id": str(one["run_id"])} for one in report["causes"]]}
+    return await runs.drain_dlq(look.connection, look.tenant, project_id)
 
 
 @RUN.shows(answer=shapes.RuleRunShown)
 async def show_rule_run(look: Look, rule_run_id: RunNumber) -> Row:
     """Show a rule run with its targets by status, its executions and its limits."""
-    return await queries.show_run(look.connection, look.tenant, rule_run_id)
+    return await runs.show_run(look.connection, look.tenant, rule_run_id)
 
 
 def _by(act: Act) -> By:
@@ -102,12 +103,8 @@ async def _start(act: Act, run: int, kind: str, **given: Any) -> Row:
 
 
 async def _started(act: Act, run: int, started: int) -> Row:
-    known = await queries.require_run(act.connection, act.tenant, run)
+    known = await runs.require_run(act.connection, act.tenant, run)
     return {"id": run, "run_id": started, "status": known["status"]}
-
-
-def _ids(given: list[str] | None) -> list[int] | None:
-    return None if given is None else [int(one) for one in given]
 
 
 @RUN.creates(verb="preview", arguments=("rule_id",), follows="run_id", result=PREVIEWED)
@@ -123,15 +120,15 @@ async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
 async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue) -> Row:
     """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
     preview is not overwritten."""
-    given = _ids(body.target_ids)
-    await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, body.plan_hash, given, _by(act), body)
+    given = (body.plan_hash, body.targets, _by(act), body)
+    await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, *given)
     return await _start(act, rule_run_id, "apply")
 
 
 @RUN.does("retry", *MOVES, "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round."""
-    await runs.retry_failed(act.connection, act.tenant, rule_run_id, _ids(body.target_ids), _by(act))
+    await runs.retry_failed(act.connection, act.tenant, rule_run_id, body.targets, _by(act))
     return await _start(act, rule_run_id, "apply")
 
 
@@ -139,9 +136,8 @@ async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry)
 async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRollBack) -> Row:
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
-    given = _ids(body.target_ids)
-    await runs.check_rollback(act.connection, act.tenant, rule_run_id, given)
-    return await _start(act, rule_run_id, "rollback", target_ids=given, forced=body.forced)
+    await runs.check_rollback(act.connection, act.tenant, rule_run_id, body.targets)
+    return await _start(act, rule_run_id, "rollback", target_ids=body.targets, forced=body.forced)
 
 
 @RUN.does("reconcile", "CONFLICT", follows="run_id")

@@ -3,6 +3,7 @@ which are the failed targets. Each is a part of the caller's transaction; execut
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,12 +12,13 @@ from psycopg.types.json import Jsonb
 from pydantic import BaseModel, ConfigDict, Field
 
 from ecluse.access.envelope import Refused
+from ecluse.access.records import Records
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
-from ecluse.flows.pricing.queries import require_run
-from ecluse.flows.pricing.rules import Excluded, Plan, Planned
+from ecluse.flows.pricing.rules import Plan
 from ecluse.flows.pricing.states import (
+    APPLIED,
     APPLYING,
     FAILED,
     NOT_ATTEMPTED,
@@ -27,14 +29,16 @@ from ecluse.flows.pricing.states import (
     TARGETS,
     By,
     Hop,
-    TargetMove,
+    Move,
     move_runs,
     move_targets,
     record,
 )
+from ecluse.insight.waiting import why_run
 from ecluse.retention.kinds import Aged
 
 CHUNK = 5_000
+require_run = Records("rule run", "rule_runs", "true").show
 KEPT = Aged(
     "rule runs",
     "rule_runs",
@@ -53,29 +57,43 @@ PLAN_RUN = """
 UPDATE rule_runs SET plan_hash = %(hash)s, totals = %(totals)s
 WHERE id = %(run)s AND status = 'PREVIEW' AND plan_hash IS NULL RETURNING tenant_id
 """
-VARIANT = "jsonb_to_record(t.variant) AS v(id text, product text, sku text, title text, price bigint)"
-INSERT_TARGETS = f"""
+INSERT_PLANNED = """
+WITH planned AS MATERIALIZED (
+    SELECT v.*, t.before, t.after, t.reason
+    FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, before bigint, after bigint, reason text),
+         jsonb_to_record(t.variant) AS v(id text, product text, sku text, title text, price bigint)),
+excluded AS (
+    INSERT INTO rule_exclusions (tenant_id, rule_run_id, variant_id, sku, title, amount, reason)
+    SELECT %(tenant)s, %(run)s, id, sku, title, price, reason FROM planned WHERE reason IS NOT NULL)
 INSERT INTO rule_targets (tenant_id, rule_run_id, variant_id, product_id, sku, title, status, before_amount,
                           after_amount)
-SELECT %(tenant)s, %(run)s, v.id, v.product, v.sku, v.title, 'PREVIEW', t.before, t.after
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, before bigint, after bigint), {VARIANT}
-ORDER BY v.product, v.id RETURNING id
-"""  # noqa: S608 - our own names
-INSERT_EXCLUSIONS = f"""
-INSERT INTO rule_exclusions (tenant_id, rule_run_id, variant_id, sku, title, amount, reason)
-SELECT %(tenant)s, %(run)s, v.id, v.sku, v.title, v.price, t.reason
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS t(variant jsonb, reason text), {VARIANT}
-"""  # noqa: S608 - our own names
+SELECT %(tenant)s, %(run)s, id, product, sku, title, 'PREVIEW', before, after
+FROM planned WHERE reason IS NULL ORDER BY product, id RETURNING id
+"""
 OPEN = """
 SELECT x.kind, x.run_id FROM rule_executions x JOIN runs r ON r.id = x.run_id AND r.ended_at IS NULL
 WHERE x.rule_run_id = %s AND x.run_id <> %s AND x.kind <> 'reconcile'
 """
-# Of one project, by cause; targets that were never sent are no failures of the shop, and shown apart.
 DEAD_LETTERS = """
-SELECT t.rule_run_id AS run_id, t.error_code, count(*) AS targets, min(t.error) AS example
-FROM rule_targets t JOIN rule_runs r ON r.id = t.rule_run_id
-WHERE t.tenant_id = %(tenant)s AND t.status = 'FAILED' AND r.project_id = %(project)s
-GROUP BY t.rule_run_id, t.error_code ORDER BY t.rule_run_id DESC, count(*) DESC, t.error_code
+(SELECT d.*, r.project_id FROM rule_targets d JOIN rule_runs r ON r.id = d.rule_run_id WHERE d.status = 'FAILED')
+"""
+# By cause; targets that were never sent are no failures of the shop, and shown apart.
+CAUSES = f"""
+SELECT d.rule_run_id::text AS run_id, d.error_code, count(*) AS targets, min(d.error) AS example
+FROM {DEAD_LETTERS} d WHERE d.tenant_id = %s AND d.project_id = %s
+GROUP BY d.rule_run_id, d.error_code ORDER BY d.rule_run_id DESC, count(*) DESC, d.error_code
+"""  # noqa: S608 - our own names
+SHOW_COUNTS = """
+SELECT status, error_code, count(*), count(rollback_error_code) FROM rule_targets WHERE rule_run_id = %s
+GROUP BY status, error_code ORDER BY 3 DESC, 2
+"""
+EXECUTIONS = """
+SELECT x.run_id::text, x.kind, x.number, e.status, coalesce(e.error_message, f.error) AS error, e.created_at, e.ended_at
+FROM rule_executions x LEFT JOIN runs e ON e.id = x.run_id LEFT JOIN LATERAL (
+    SELECT format('%%s (%%s times): %%s', error_code, count(*), min(error)) AS error FROM items
+    WHERE run_id = e.id AND e.ended_at IS NOT NULL AND status = 'failed'
+    GROUP BY error_code ORDER BY count(*) DESC LIMIT 1) f ON true
+WHERE x.rule_run_id = %s ORDER BY x.run_id DESC LIMIT 100
 """
 
 
@@ -129,9 +147,11 @@ async def store_plan(connection: Connection, run: int, plan: Plan, by: By) -> No
     given = {"run": run, "hash": plan.hash, "totals": Jsonb(plan.totals)}
     if (tenant := await fetch_value(connection, PLAN_RUN, given)) is None:
         return
-    targets = await _insert(connection, INSERT_TARGETS, tenant, run, plan.targets)
-    await _insert(connection, INSERT_EXCLUSIONS, tenant, run, plan.excluded)
-    await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in targets], by)
+    decided = [one._asdict() for part in (plan.targets, plan.excluded) for one in part]
+    for start in range(0, len(decided), CHUNK):
+        part = {"tenant": tenant, "run": run, "rows": as_json(decided[start : start + CHUNK])}
+        targets = await fetch_column(connection, INSERT_PLANNED, part)
+        await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in targets], by)
 
 
 async def queue_for_processing(
@@ -161,7 +181,7 @@ async def queue_for_processing(
         "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s",
         (limits.canary, limits.max_failure_rate, run),
     )
-    await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
+    await move_targets(connection, [Move(one, (QUEUED,)) for one in chosen], by, run=run)
 
 
 async def retry_failed(
@@ -177,7 +197,7 @@ async def retry_failed(
     chosen = await _of_status(connection, run, FAILED) if targets is None else sorted(set(targets))
     if not chosen:
         raise Refused(409, "NOTHING_FAILED", f"Rule run {run} has no failed targets to retry.")
-    await move_targets(connection, [TargetMove(one, (QUEUED,)) for one in chosen], by, run=run)
+    await move_targets(connection, [Move(one, (QUEUED,)) for one in chosen], by, run=run)
     return chosen
 
 
@@ -201,9 +221,28 @@ async def check_rollback(connection: Connection, tenant: str, run: int, targets:
             TARGETS.check(status, ROLLED_BACK, f"target {target}")
 
 
+async def show_run(connection: Connection, tenant: str, run: int) -> Row:
+    """Return a rule run with the counts of its targets, its executions, the latest first, and what the open one waits
+    for."""
+    found, counts = await require_run(connection, tenant, run), Counter[str]()
+    counted = await fetch_rows(connection, SHOW_COUNTS, (run,))
+    for status, _, targets, _ in counted:
+        counts[status] += targets
+    executions = await fetch_all(connection, dict, EXECUTIONS, (run,))
+    open_ = next((int(one["run_id"]) for one in executions if one["created_at"] and not one["ended_at"]), None)
+    return {
+        **found,
+        "counts": dict(counts),
+        "errors": {code: targets for status, code, targets, _ in counted if status == FAILED},
+        "not_rolled_back": sum(unrestored for status, *_, unrestored in counted if status == APPLIED),
+        "executions": executions,
+        "waiting": (await why_run(connection, tenant, open_)).summary if open_ else None,
+    }
+
+
 async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
     """Report the dead letters of a project by run and cause. Changes nothing."""
-    rows = await fetch_all(connection, dict, DEAD_LETTERS, {"tenant": tenant, "project": project})
+    rows = await fetch_all(connection, dict, CAUSES, (tenant, project))
     total = sum(row["targets"] for row in rows)
     unsent = sum(row["targets"] for row in rows if row["error_code"] == NOT_ATTEMPTED)
     return {"project_id": project, "total": total, "not_attempted": unsent, "causes": rows}
@@ -212,15 +251,3 @@ async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
 async def _of_status(connection: Connection, run: int, status: str) -> Sequence[int]:
     sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s AND status = %s ORDER BY id"
     return await fetch_column(connection, sql, (run, status))
-
-
-async def _insert(
-    connection: Connection, sql: str, tenant: str, run: int, planned: Sequence[Planned | Excluded]
-) -> list[int]:
-    ids: list[int] = []
-    for start in range(0, len(planned), CHUNK):
-        rows = as_json([one._asdict() for one in planned[start : start + CHUNK]])
-        given = {"tenant": tenant, "run": run, "rows": rows}
-        cursor = await connection.execute(sql, given)
-        ids += [row[0] for row in await cursor.fetchall()] if cursor.description else []
-    return ids

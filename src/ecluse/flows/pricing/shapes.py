@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ecluse.access.listing import Filters
 from ecluse.access.wire import Body, Shape
 from ecluse.flows.pricing.rules import REASONS, RecordId
 from ecluse.flows.pricing.runs import Limits
-from ecluse.flows.pricing.surface import OfProject
 
 RunStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "PARTIAL", "FAILED", "ROLLED_BACK"]
 TargetStatus = Literal["PREVIEW", "QUEUED", "APPLYING", "APPLIED", "FAILED", "ROLLED_BACK"]
@@ -24,23 +22,27 @@ class NewPreview(Body):
     rule_id: RecordId
 
 
-class ToQueue(Limits, Body):
-    plan_hash: Annotated[
-        str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
-    ]
-    target_ids: TargetIds | None = None
-
-
 class ToRetry(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"target_ids": None}]})
 
     target_ids: TargetIds | None = None
 
+    @property
+    def targets(self) -> list[int] | None:
+        return None if self.target_ids is None else [int(one) for one in self.target_ids]
 
-class ToRollBack(Body):
+
+class ToQueue(Limits, ToRetry):
+    model_config = ConfigDict(json_schema_extra=None)
+
+    plan_hash: Annotated[
+        str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
+    ]
+
+
+class ToRollBack(ToRetry):
     model_config = ConfigDict(json_schema_extra={"examples": [{"forced": False}]})
 
-    target_ids: TargetIds | None = None
     forced: bool = Field(False, description="Also overwrite prices that were changed since they were applied.")
 
 
@@ -180,20 +182,3 @@ class MismatchRow(Shape):
     expected: int
     actual: int | None = Field(description="Null: the shop does not have it any more.")
     difference: int | None
-
-
-class OfPass(Filters):
-    reconciliation_id: RecordId | None = None
-
-
-class RunFilters(OfProject):
-    rule_id: RecordId | None = None
-    status: RunStatus | None = None
-
-
-class OfStatus(Filters):
-    status: TargetStatus | None = None
-
-
-class OfTarget(Filters):
-    rule_target_id: RecordId | None = None

@@ -5,7 +5,7 @@ is written."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -52,7 +52,6 @@ TARGETS = StatusMap(
 UNFINISHED = (QUEUED, APPLYING)
 NOT_ATTEMPTED = "NOT_ATTEMPTED"  # the error code of targets that were never sent
 
-LOCK_RUNS = "SELECT id, status, round FROM rule_runs WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 MOVE_RUNS = """
 UPDATE rule_runs r SET status = m.status, round = m.round,
     queued_at = CASE m.status WHEN 'QUEUED' THEN now ELSE queued_at END,
@@ -62,10 +61,6 @@ UPDATE rule_runs r SET status = m.status, round = m.round,
     rolled_back_at = CASE m.status WHEN 'ROLLED_BACK' THEN now END
 FROM jsonb_to_recordset(%s::jsonb) AS m(id bigint, status text, round integer), (SELECT ecluse_now() AS now) clock
 WHERE r.id = m.id
-"""
-LOCK_TARGETS = """
-SELECT id, status, round, rule_run_id FROM rule_targets
-WHERE id = ANY(%(ids)s) AND (%(run)s::bigint IS NULL OR rule_run_id = %(run)s) ORDER BY id FOR NO KEY UPDATE
 """
 # `attempts` counts the retries of a round: a manual one starts over.
 MOVE_TARGETS = """
@@ -89,6 +84,12 @@ FROM (SELECT ecluse_now() AS now) clock CROSS JOIN ROWS FROM (jsonb_to_recordset
     AS h(run, target, former, following, round, place)
 JOIN rule_runs r ON r.id = h.run ORDER BY h.place
 """
+LOCK = """
+SELECT id, status, round, {run}, {target} FROM {table}
+WHERE id = ANY(%(ids)s) AND (%(run)s::bigint IS NULL OR {run} = %(run)s) ORDER BY id FOR NO KEY UPDATE
+"""
+LOCK_RUNS = LOCK.format(table="rule_runs", run="id", target="NULL")
+LOCK_TARGETS = LOCK.format(table="rule_targets", run="rule_run_id", target="id")
 COUNTS = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY status"
 
 
@@ -101,9 +102,13 @@ class By:
     correlation_id: str | None = None
 
 
-class TargetMove(NamedTuple):
-    """A change of a target through all states of `path`, in one transaction: a target that was never sent goes through
-    APPLYING to FAILED. Of a worker's retry: `next_attempt_at`, and `attempts`, the retries of this round with it."""
+WORKER, SCHEDULER = By("Worker", "engine"), By("Scheduler", "schedule")
+
+
+class Move(NamedTuple):
+    """A change of a run or a target through all states of `path`, in one transaction: a target that was never sent goes
+    through APPLYING to FAILED. Of a worker's retry: `next_attempt_at`, and `attempts`, the retries of this round with
+    it."""
 
     id: int
     path: Sequence[str]
@@ -124,48 +129,44 @@ class Hop(NamedTuple):
 
 
 async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -> None:
-    """Change the statuses of rule runs, given by id, in the caller's transaction; all of them or, with NotFound or
-    ForbiddenTransition, none. A manual retry begins the next round of a run."""
-    locked = await fetch_rows(connection, LOCK_RUNS, (list(wanted),))
-    if missing := sorted(set(wanted) - {row[0] for row in locked}):
-        raise NotFound(f"There is no rule run {missing[0]}.")
-    hops = []
-    for run, former, round_ in locked:
-        RUNS.check(former, wanted[run], f"rule run {run}")
-        retried = former in (PARTIAL, FAILED) and wanted[run] == APPLYING
-        hops.append(Hop(run, None, former, wanted[run], round_ + retried))
-    rows = [{"id": hop.run, "status": hop.following, "round": hop.round} for hop in hops]
-    await connection.execute(MOVE_RUNS, (as_json(rows),))
-    await record(connection, hops, by)
+    """Change the statuses of rule runs, given by id, as `_move` does."""
+    moves = [Move(run, (status,)) for run, status in wanted.items()]
+    await _move(connection, ("rule run", RUNS, LOCK_RUNS, MOVE_RUNS), moves, by)
 
 
-async def move_targets(connection: Connection, moves: Iterable[TargetMove], by: By, *, run: int | None = None) -> None:
-    """Change the statuses of targets, in the caller's transaction; all of them or, with NotFound or
-    ForbiddenTransition, none. `run`: the run that they must belong to. A manual retry (FAILED to QUEUED) begins the
-    target's next round."""
+async def move_targets(connection: Connection, moves: Iterable[Move], by: By, *, run: int | None = None) -> None:
+    """Change the statuses of targets, as `_move` does. `run`: the run that they must belong to."""
+    await _move(connection, ("target", TARGETS, LOCK_TARGETS, MOVE_TARGETS), moves, by, run)
+
+
+async def _move(
+    connection: Connection, kind: tuple[str, StatusMap, str, str], moves: Iterable[Move], by: By, run: int | None = None
+) -> None:
+    """Make these moves in the caller's transaction; all of them or, with NotFound or ForbiddenTransition, none. A
+    manual retry, from PARTIAL or FAILED, begins the next round of a run and of its targets."""
+    noun, states, lock, write = kind
     wanted = {one.id: one for one in moves}
-    locked = await fetch_rows(connection, LOCK_TARGETS, {"ids": list(wanted), "run": run})
+    locked = await fetch_rows(connection, lock, {"ids": list(wanted), "run": run})
     if strangers := sorted(set(wanted) - {row[0] for row in locked}):
-        raise NotFound(f"There is no target {strangers[0]}" + ("." if run is None else f" of rule run {run}."))
+        raise NotFound(f"There is no {noun} {strangers[0]}" + ("." if run is None else f" of rule run {run}."))
     rows: list[Row] = []
     hops: list[Hop] = []
-    for target, status, round_, of_run in locked:
-        move, former, number = wanted[target], status, round_
+    for number, status, round_, of_run, target in locked:
+        move, former, in_round = wanted[number], status, round_
         for following in move.path:
-            TARGETS.check(former, following, f"target {target}")
-            number += former == FAILED
-            hops.append(Hop(of_run, target, former, following, number))
+            states.check(former, following, f"{noun} {number}")
+            in_round += former in (PARTIAL, FAILED) and following in UNFINISHED
+            hops.append(Hop(of_run, target, former, following, in_round))
             former = following
         error = None if move.error is None else storable(move.error)
-        rows.append({**move._asdict(), "status": former, "round": number, "error": error})
-    await connection.execute(MOVE_TARGETS, (as_json(rows),))
+        rows.append({**move._asdict(), "status": former, "round": in_round, "error": error})
+    await connection.execute(write, (as_json(rows),))
     await record(connection, hops, by)
 
 
 async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:
     """Write the history of changes, in their order."""
-    given = {"actor": by.actor, "source": by.source, "correlation_id": by.correlation_id}
-    await connection.execute(HISTORY, {**given, "rows": as_json([hop._asdict() for hop in hops])})
+    await connection.execute(HISTORY, {**asdict(by), "rows": as_json([hop._asdict() for hop in hops])})
 
 
 def status_by_counts(counts: Mapping[str, int]) -> str:

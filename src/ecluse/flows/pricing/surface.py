@@ -1,15 +1,18 @@
-"""Pricing rules in the API and on the command line; and the end of a project, which takes its rules with it."""
+"""Pricing rules, metrics and alerts in the API and on the command line; and the end of a project, which takes its rules
+with it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from ecluse.access import secrets as sealed
-from ecluse.access.listing import Filters, Listing
+from ecluse.access.alerts import AlertFilters, AlertRow
+from ecluse.access.commands import Command
+from ecluse.access.listing import Listing, equal
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
@@ -17,10 +20,12 @@ from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row
 from ecluse.flows.connections import project_surface, projects
 from ecluse.flows.connections.project_surface import READ, Name, ProjectNumber
-from ecluse.flows.pricing import rule_records
+from ecluse.flows.pricing import metrics, rule_records
 from ecluse.flows.pricing.rules import RecordId, Terms
+from ecluse.insight.samples import Sample
 
 surface = Surface("pricing")
+METRIC_COLUMNS = ("name", "type", "project_id", "labels", "value", "sum")
 PROJECT = replace(project_surface.PROJECT, surface=surface)
 
 
@@ -51,12 +56,27 @@ class RuleRow(Shape):
     updated_at: datetime
 
 
-class OfProject(Filters):
-    project_id: RecordId | None = None
+class MetricRow(Shape):
+    name: str = Field(examples=["rules.apply.success_rate"])
+    type: Literal["counter", "gauge", "histogram"]
+    project_id: str
+    labels: dict[str, str] = Field(examples=[{"of": "24h"}])
+    value: float | None = Field(description="Null without a target; of a histogram the number of values.")
+    sum: float | None = Field(None, description="Of a histogram.")
+    buckets: dict[str, int] | None = Field(None, description="Of a histogram: how many values are at most so large.")
+
+
+class MetricList(Shape):
+    metrics: list[MetricRow]
+
+
+class PricingAlertRow(AlertRow):
+    project_id: str
 
 
 RULE = Resource(surface, "/api/pricing/rules/{rule_id}", "pricing", "pricing_rule", "pricing rules", RuleRow)
-RULES = Listing("rules", RuleRow, "pricing_rules", READ, filters=OfProject, order=("id",), where="t.deleted_at IS NULL")
+OF_PROJECT, KEPT = equal(project_id=RecordId), "t.deleted_at IS NULL"
+RULES = Listing("rules", RuleRow, "pricing_rules", READ, filters=OF_PROJECT, order=("id",), where=KEPT)
 RuleNumber = Annotated[int, Noun("pricing rule")]
 
 RULE.lists(
@@ -95,9 +115,7 @@ async def show_rule(look: Look, rule_id: RuleNumber) -> Row:
 @RULE.changes("NAME_TAKEN")
 async def change_rule(act: Act, rule_id: RuleNumber, body: ChangedRule) -> Row:
     """Change a rule. What it decides by makes a new version; runs keep the version of their plan."""
-    given = body.model_dump(exclude_unset=True)
-    nullable = ("ending", "floor", "cap")
-    given = {name: value for name, value in given.items() if value is not None or name in nullable}
+    given = body.changes("ending", "floor", "cap")
     return await rule_records.change(act.connection, act.tenant, rule_id, given, act.caller.name)
 
 
@@ -106,3 +124,36 @@ async def delete_rule(act: Act, rule_id: RuleNumber) -> Row:
     """Delete a rule. Its past runs stay."""
     await rule_records.delete(act.connection, act.tenant, rule_id, act.caller.name)
     return {"id": str(rule_id), "deleted": True}
+
+
+ALERTS = Listing("alerts", PricingAlertRow, "pricing_alerts", READ, filters=equal(AlertFilters, project_id=RecordId))
+
+surface.listing(
+    "/api/pricing/alerts",
+    ALERTS,
+    list_pricing_alerts="List the alerts of the tenant's projects, open and cleared, the newest first.",
+    command=Command(
+        "pricing alerts",
+        columns=("id", "project_id", "severity", "alert", "summary", "raised_at", "cleared_at"),
+        empty="no alerts",
+    ),
+)
+
+
+@surface.read(
+    "/api/pricing/metrics",
+    needs=READ,
+    answer=MetricList,
+    command=Command("pricing metrics", columns=METRIC_COLUMNS, empty="no projects yet"),
+)
+async def show_pricing_metrics(look: Look, project_id: RecordId | None = None) -> Row:
+    """Show the metrics of the tenant's projects, or of one of them."""
+    project = None if project_id is None else int(project_id)
+    figures = await metrics.read(look.connection, look.tenant, project)
+    return {"metrics": [_shown(one) for one in metrics.samples(figures)]}
+
+
+def _shown(one: Sample) -> Row:
+    metric, project = one.metric, one.labels["project"]
+    named = {"name": metric.name, "type": metric.type, "project_id": project, "labels": metric.labels}
+    return {**named, "value": one.value, "sum": one.sum, "buckets": one.buckets}
