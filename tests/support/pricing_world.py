@@ -22,8 +22,7 @@ from ecluse.flows.connections.clients import Setup
 from ecluse.flows.connections.shops import Shops
 from ecluse.flows.pricing import executions, rule_records, runs
 from ecluse.flows.pricing.flow import Config, Pricing
-from ecluse.flows.pricing.retries import RETRY
-from ecluse.flows.pricing.rules import Terms
+from ecluse.flows.pricing.rules import RETRY, Terms
 from ecluse.flows.pricing.runs import Limits
 from ecluse.flows.pricing.states import validate_run_state
 from ecluse.testing.sandbox import SandboxProcess

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
-from ecluse.flows.pricing.retries import (
+from ecluse.flows.pricing.rules import (
     MAX_RETRIES,
     RETRY,
     RETRY_429,

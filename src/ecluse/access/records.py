@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
+from pydantic import Field
 
 from ecluse.access.envelope import Refused
+from ecluse.access.wire import Shape
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
+
+
+class RecordRow(Shape):
+    """A record as answers show it, with the fields of its kind."""
+
+    id: str = Field(examples=["3"])
+    tenant_id: str = Field(examples=["default"])
+    name: str
+    created_by: str
+    created_at: datetime
+    updated_by: str
+    updated_at: datetime
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,16 @@ class Records:
         """  # noqa: S608 - our own names
         return await self._stored(connection, sql, {**given, "id": known["id"], "by": by}, given.get("name"))
 
+    async def change(
+        self, connection: Connection, known: Row, given: Mapping[str, Any], by: str, versioned: Collection[str]
+    ) -> Row:
+        """Store what is not as in a row that is locked, and return it; a new value of `versioned` makes a version."""
+        new = {name: value for name, value in given.items() if value != known[name]}
+        if not new:
+            return known
+        version = known["version"] + any(name in versioned for name in new)
+        return await self.update(connection, known, {**new, "version": version}, by)
+
     async def delete(self, connection: Connection, tenant: str, number: int, by: str) -> None:
         """Mark a row as deleted. Raise NotFound if there is none."""
         await self.show(connection, tenant, number, lock=True)
@@ -57,8 +83,9 @@ class Records:
         await connection.execute(sql, (by, number))
 
     async def _stored(self, connection: Connection, sql: str, given: Row, name: str | None) -> Row:
+        values = {one: Jsonb(value) if isinstance(value, dict | list) else value for one, value in given.items()}
         try:
-            (row,) = await fetch_all(connection, dict, sql, given)
+            (row,) = await fetch_all(connection, dict, sql, values)
         except psycopg.errors.UniqueViolation as error:
             why = f"There is a {self.noun} {name!r} already: choose another name."
             raise Refused(409, "NAME_TAKEN", why) from error

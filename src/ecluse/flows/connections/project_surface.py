@@ -3,15 +3,15 @@ stored, with no transaction open. Tokens are never answered."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from ecluse.access.listing import Listing
+from ecluse.access.records import RecordRow
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Asked, Look, Noun, Surface
-from ecluse.access.wire import Body, Shape, number
+from ecluse.access.wire import Body, number
 from ecluse.base.errors import InvalidInput, VendorError
 from ecluse.db.query import Row
 from ecluse.flows.connections import projects
@@ -48,20 +48,13 @@ class ChangedProject(Body):
     access_token: Key | None = None
 
 
-class ProjectRow(Shape):
-    id: str = Field(examples=["3"])
-    tenant_id: str = Field(examples=["default"])
-    name: str
+class ProjectRow(RecordRow):
     connector: Connector
     base_url: str
     currency: str
     token_ends: str | None = Field(
         examples=["3f9a"], description="The last characters of the access token; null if it is too short to show any."
     )
-    created_by: str
-    created_at: datetime
-    updated_by: str
-    updated_at: datetime
 
 
 PROJECT = Resource(

@@ -4,34 +4,19 @@ whole engine run, has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import as_json, fetch_all, fetch_row, fetch_rows, fetch_value
+from ecluse.db.query import as_json, fetch_all, fetch_rows, fetch_value
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, Start, give_up, start_run, write_events
-from ecluse.flows.pricing import rule_records, runs
-from ecluse.flows.pricing.retries import MAX_RETRIES, generate_event_key, rollback_event_key
+from ecluse.flows.connections import projects
+from ecluse.flows.pricing import rule_records, runs, states
 from ecluse.flows.pricing.rule_records import TERMS
+from ecluse.flows.pricing.rules import MAX_RETRIES, generate_event_key, rollback_event_key
 from ecluse.flows.pricing.runs import NewRun
-from ecluse.flows.pricing.states import (
-    APPLIED,
-    APPLYING,
-    COUNTS,
-    FAILED,
-    NOT_ATTEMPTED,
-    PARTIAL,
-    QUEUED,
-    ROLLED_BACK,
-    SCHEDULER,
-    WORKER,
-    By,
-    Move,
-    move_runs,
-    move_targets,
-    status_by_counts,
-)
+from ecluse.flows.pricing.states import WORKER, By, Move, move_runs, move_targets
 from ecluse.vendors.shops import CRITICAL
 
 APPLY_STAGES = ("canary", "apply")
@@ -41,35 +26,34 @@ NUMBER = "SELECT coalesce(max(number) + 1, 0) FROM rule_executions WHERE rule_ru
 OF_RUN = "SELECT rule_run_id FROM rule_executions WHERE run_id = %s"
 ITEMS = """
 SELECT t.id, t.variant_id AS variant, t.product_id AS product, t.before_amount AS before, t.after_amount AS after,
-       t.round, t.rule_run_id AS rule_run, r.project_id AS project, x.number, %(forced)s::boolean AS forced
-FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id JOIN rule_targets t ON t.rule_run_id = r.id
+       t.round, t.rule_run_id AS rule_run, t.project_id AS project, x.number, %(forced)s::boolean AS forced
+FROM rule_executions x JOIN rule_target_list t ON t.rule_run_id = x.rule_run_id
 WHERE x.run_id = %(execution)s AND t.status = %(status)s AND (%(ids)s::bigint[] IS NULL OR t.id = ANY(%(ids)s))
 ORDER BY t.id LIMIT %(limit)s
 """
-# Set once per round. The share of failures counts those of this execution.
+# The reason is set once per round. The share of failures counts those of this execution.
 STOP = """
-UPDATE rule_runs r SET stopped_reason = coalesce(k.critical,
+UPDATE rule_runs r SET stopped_reason = coalesce(r.stopped_reason, k.critical,
     format('more than %%s of %%s targets failed', round((r.max_failure_rate * e.selected)::numeric, 2), e.selected))
 FROM jsonb_to_recordset(%s::jsonb) AS k(run bigint, critical text)
 JOIN rule_executions x ON x.run_id = k.run JOIN runs e ON e.id = k.run
-WHERE r.id = x.rule_run_id AND r.stopped_reason IS NULL AND (k.critical IS NOT NULL OR r.max_failure_rate < (
+WHERE r.id = x.rule_run_id AND (r.stopped_reason IS NOT NULL OR k.critical IS NOT NULL OR r.max_failure_rate < (
     SELECT count(*) FROM items i WHERE i.run_id = k.run AND i.status = 'failed') / e.selected::double precision)
-"""
-STOPPED = """
-SELECT x.run_id, r.stopped_reason FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id
-WHERE x.run_id = ANY(%s) AND r.stopped_reason IS NOT NULL
+RETURNING k.run, r.stopped_reason
 """
 JUDGE_CANARY = """
-UPDATE rule_runs r SET stopped_reason = format('%%s of the first %%s targets failed', n.failed, n.total)
+UPDATE rule_runs r
+SET stopped_reason = coalesce(r.stopped_reason, format('%%s of the first %%s targets failed', n.failed, n.total))
 FROM (SELECT count(*) FILTER (WHERE status = 'failed') AS failed, count(*) AS total FROM items
       WHERE run_id = %s AND stage = 'canary') AS n
-WHERE r.id = %s AND r.stopped_reason IS NULL AND n.failed > coalesce(r.max_failure_rate, 0) * n.total
+WHERE r.id = %s AND (r.stopped_reason IS NOT NULL OR n.failed > coalesce(r.max_failure_rate, 0) * n.total)
+RETURNING r.id
 """
 # What an ended execution leaves behind. A call that was in flight may have been applied.
 LEFT = f"""
-SELECT t.id, x.rule_run_id,
+SELECT t.id,
     CASE WHEN e.id IS NOT NULL THEN 'OUTCOME_UNKNOWN' WHEN i.error_code = '{TIMED_OUT}' THEN i.error_code
-         ELSE coalesce(t.error_code, '{NOT_ATTEMPTED}') END,
+         ELSE coalesce(t.error_code, '{states.NOT_ATTEMPTED}') END,
     CASE WHEN e.id IS NOT NULL THEN 'The execution ended during a call: the shop may have applied it'
          WHEN i.error_code = '{TIMED_OUT}' THEN i.error
          ELSE coalesce(t.error, 'Not sent: ' || coalesce(r.stopped_reason, 'the execution ended before')) END
@@ -124,10 +108,9 @@ async def start(
 async def new_preview(connection: Connection, tenant: str, rule: int, by: By) -> int:
     """Create a rule run of a rule, without a plan yet; return its id."""
     found = await rule_records.show(connection, tenant, rule)
-    sql = "SELECT currency FROM pricing_projects WHERE id = %s"
-    currency = await fetch_value(connection, sql, (found["project_id"],))
+    project = await projects.show(connection, tenant, found["project_id"])
     terms = {one: found[one] for one in TERMS}
-    return await runs.create_rule_run(connection, NewRun(tenant, found["project_id"], currency, rule, terms), by)
+    return await runs.create_rule_run(connection, NewRun(tenant, project["id"], project["currency"], rule, terms), by)
 
 
 async def opened(connection: Connection, run: Run) -> int:
@@ -135,68 +118,62 @@ async def opened(connection: Connection, run: Run) -> int:
     async with connection.transaction():
         if (known := await fetch_value(connection, OF_RUN, (run.id,))) is not None:
             return int(known)
-        by = By(SCHEDULER.actor, SCHEDULER.source, run.correlation_id or run.event_key)
+        by = By(states.SCHEDULER.actor, states.SCHEDULER.source, run.correlation_id or run.event_key)
         created = await new_preview(connection, run.tenant_id, int(run.input["rule_id"]), by)
         await connection.execute(LINK, (run.id, created, "preview", 0))
         return created
 
 
-async def begin_apply(connection: Connection, _: Run, run: int) -> int | None:
+async def begin_apply(connection: Connection, execution: Run, run: int) -> int | None:
     """Have the worker take a queued run; return how many targets are to be applied first. A retry has begun already."""
     async with connection.transaction():
-        sql = "SELECT status, canary FROM rule_runs WHERE id = %s FOR NO KEY UPDATE"
-        status, canary = await fetch_row(connection, sql, (run,)) or (None, None)
-        if status == QUEUED:
-            await move_runs(connection, {run: APPLYING}, WORKER)
-    return None if canary is None else int(canary)
+        found = await runs.require_run(connection, execution.tenant_id, run, lock=True)
+        if found["status"] == states.QUEUED:
+            await move_runs(connection, {run: states.APPLYING}, WORKER)
+    canary: int | None = found["canary"]
+    return canary
 
 
 async def may_go_on(connection: Connection, execution: Run, run: int) -> bool:
     """Judge the canary of an apply; return whether the other targets are applied as well."""
-    await connection.execute(JUDGE_CANARY, (execution.id, run))
-    return await fetch_value(connection, "SELECT stopped_reason IS NULL FROM rule_runs WHERE id = %s", (run,)) or False
+    return await fetch_value(connection, JUDGE_CANARY, (execution.id, run)) is None
 
 
 async def project_of(connection: Connection, _: Run, run: int) -> int:
     return int(await fetch_value(connection, "SELECT project_id FROM rule_runs WHERE id = %s", (run,)))
 
 
-def targets(
-    lane: Callable[[str, int], Lane], status: str, limit: int | None = None
-) -> Callable[[Connection, Run], Awaitable[Sequence[NewItem]]]:
-    """Return the source of the items of an execution: the targets of its rule run in this status, or those that its
-    input names; `limit`: the first ones only."""
-
-    async def found(connection: Connection, run: Run) -> Sequence[NewItem]:
-        ids, forced = run.input["target_ids"], run.input["forced"]
-        given = {"execution": run.id, "status": status, "ids": ids, "forced": forced, "limit": limit}
-        return [
-            NewItem(str(row.pop("id")), row["variant"], row, row["product"], lane(run.tenant_id, row["project"]))
-            for row in await fetch_all(connection, dict, ITEMS, given)
-        ]
-
-    return found
+async def targets(
+    lane: Callable[[str, int], Lane], status: str, connection: Connection, run: Run, *, limit: int | None = None
+) -> Sequence[NewItem]:
+    """Return the items of an execution: the targets of its rule run in this status, or those that its input names;
+    `limit`: the first ones only."""
+    ids, forced = run.input["target_ids"], run.input["forced"]
+    given = {"execution": run.id, "status": status, "ids": ids, "forced": forced, "limit": limit}
+    return [
+        NewItem(str(row.pop("id")), row["variant"], row, row["product"], lane(run.tenant_id, row["project"]))
+        for row in await fetch_all(connection, dict, ITEMS, given)
+    ]
 
 
 async def applied(connection: Connection, ends: Sequence[ItemEnd]) -> None:
     """Move the targets of executions that have ended; if a run is to be stopped, give up what waits of it. Used as
     `on_end` of the apply stages."""
-    following = {"succeeded": APPLIED, "failed": FAILED, "ignored": FAILED, "open": QUEUED}
+    following = {"succeeded": states.APPLIED, "failed": states.FAILED, "ignored": states.FAILED, "open": states.QUEUED}
     await move_targets(connection, [_move(one, following[one.status]) for one in ends], WORKER)
     await write_events(connection, [_event(one, following[one.status]) for one in ends])
     reasons = {one.item.run_id: _critical(one) for one in sorted(ends, key=lambda one: bool(_critical(one)))}
     if any(one.status != "succeeded" for one in ends):
         rows = [{"run": run, "critical": why} for run, why in sorted(reasons.items())]
-        await connection.execute(STOP, (as_json(rows),))
-        for run, why in await fetch_rows(connection, STOPPED, (list(reasons),)):
+        for run, why in await fetch_rows(connection, STOP, (as_json(rows),)):
             for stage in APPLY_STAGES:
-                await give_up(connection, [run], stage, NOT_ATTEMPTED, f"Not sent: {why}")
+                await give_up(connection, [run], stage, states.NOT_ATTEMPTED, f"Not sent: {why}")
 
 
 def _move(end: ItemEnd, status: str) -> Move:
     # An item whose last send is in doubt is open once more than it has retries: to read back, and not to send again.
-    attempts = min(end.executions, MAX_RETRIES) if status == QUEUED else None
-    return Move(int(end.item.key), (APPLYING, status), end.error_code, end.error, end.retry_at, attempts)
+    attempts = min(end.executions, MAX_RETRIES) if status == states.QUEUED else None
+    return Move(int(end.item.key), (states.APPLYING, status), end.error_code, end.error, end.retry_at, attempts)
 
 
 def _critical(one: ItemEnd) -> str | None:
@@ -205,24 +182,23 @@ def _critical(one: ItemEnd) -> str | None:
 
 def _event(one: ItemEnd, status: str) -> Event:
     item, run = one.item, one.item.payload["rule_run"]
-    rollback = item.stage == "rollback"
-    name = f"automation.target.{'rollback' if rollback else 'apply'}"
-    key = generate_event_key(run, int(item.key), item.executions, round=item.payload["round"])
-    if rollback:
-        key = rollback_event_key(run, int(item.key), item.payload["number"])
+    name, key = "apply", generate_event_key(run, int(item.key), item.executions, round=item.payload["round"])
+    if item.stage == "rollback":
+        name, key = "rollback", rollback_event_key(run, int(item.key), item.payload["number"])
     payload = {"targetId": item.key, "runId": str(run), "status": status, "attempts": item.executions}
     payload |= {} if one.error_code is None else {"error_code": one.error_code, "error": one.error}
-    return Event(item.tenant_id, key, name, f"rule_run:{run}", payload, item.correlation_id or item.event_key)
+    about, correlation_id = f"rule_run:{run}", item.correlation_id or item.event_key
+    return Event(item.tenant_id, key, f"automation.target.{name}", about, payload, correlation_id)
 
 
 async def rolled_back(connection: Connection, ends: Sequence[ItemEnd]) -> None:
     """Move the targets whose former price is restored; if the shop refuses everything, give up what waits. `on_end` of
     the rollback stage."""
     done = [one for one in ends if one.status == "succeeded"]
-    await move_targets(connection, [Move(int(one.item.key), (ROLLED_BACK,)) for one in done], WORKER)
-    await write_events(connection, [_event(one, ROLLED_BACK) for one in done])
+    await move_targets(connection, [Move(int(one.item.key), (states.ROLLED_BACK,)) for one in done], WORKER)
+    await write_events(connection, [_event(one, states.ROLLED_BACK) for one in done])
     for run, why in sorted({one.item.run_id: why for one in ends if (why := _critical(one))}.items()):
-        await give_up(connection, [run], "rollback", NOT_ATTEMPTED, f"Not sent: {why}")
+        await give_up(connection, [run], "rollback", states.NOT_ATTEMPTED, f"Not sent: {why}")
 
 
 async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequence[int]:
@@ -230,17 +206,16 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
     follow the counts. Return the runs whose apply or rollback has ended."""
     ids = list(execution_ids)
     over = await fetch_all(connection, dict, ENDED, (ids,))
-    given = {"runs": ids, "stages": list(APPLY_STAGES)}
-    rows = await fetch_rows(connection, LEFT, given)
-    await move_runs(connection, {one["id"]: APPLYING for one in over if one["status"] == QUEUED}, WORKER)
-    await move_targets(connection, [Move(one, (APPLYING, FAILED), code, why) for one, _, code, why in rows], WORKER)
+    left = await fetch_rows(connection, LEFT, {"runs": ids, "stages": list(APPLY_STAGES)})
+    await move_runs(connection, {one["id"]: states.APPLYING for one in over if one["status"] == states.QUEUED}, WORKER)
+    await move_targets(connection, [Move(one, (states.APPLYING, states.FAILED), *why) for one, *why in left], WORKER)
     await connection.execute(NOT_ROLLED_BACK, (ids,))
     for one in over:
-        counts: Mapping[str, int] = dict(await fetch_rows(connection, COUNTS, (one["id"],)))
+        counts: Mapping[str, int] = dict(await fetch_rows(connection, states.COUNTS, (one["id"],)))
         if one["kind"] == "apply":
-            await move_runs(connection, {one["id"]: status_by_counts(counts)}, WORKER)
-        elif one["status"] in (APPLIED, PARTIAL) and not counts.get(APPLIED):
-            await move_runs(connection, {one["id"]: ROLLED_BACK}, WORKER)
+            await move_runs(connection, {one["id"]: states.status_by_counts(counts)}, WORKER)
+        elif one["status"] in (states.APPLIED, states.PARTIAL) and not counts.get(states.APPLIED):
+            await move_runs(connection, {one["id"]: states.ROLLED_BACK}, WORKER)
     await connection.execute(FORGET_PAGES, (ids,))
     return [one["id"] for one in over]
 

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_row
 from ecluse.engine import BatchWrite, Breaker, Event, Flow, Item, Lane, NewItem, RetryPolicy, Run, Stage
 from ecluse.flows.connections.projects import lane_name
 from ecluse.flows.pricing import executions, reconciliations, runs, work
 from ecluse.flows.pricing.executions import targets
 from ecluse.flows.pricing.metrics import ALERTS
-from ecluse.flows.pricing.retries import RETRY
-from ecluse.flows.pricing.rules import RecordId
+from ecluse.flows.pricing.rules import RETRY, RecordId
 from ecluse.flows.pricing.runs import Limits
-from ecluse.flows.pricing.states import APPLIED, QUEUED, SCHEDULER
+from ecluse.flows.pricing.states import APPLIED, PREVIEW, QUEUED, SCHEDULER
 
 if TYPE_CHECKING:
     from ecluse.engine.lead.story import Story
@@ -70,14 +68,13 @@ class Pricing:
         self.base = Lane("shop", max_per_key=1, per_second=config.per_second, burst=config.burst, breaker=breaker)
         common: dict[str, Any] = {"lane": self.base, "retry": config.retry, "max_wait": PATIENCE, "poll": config.poll}
         brief = {**common, "time_limit": 3 * config.call + timedelta(seconds=30)}
-        of_apply: dict[str, Any] = {"work": self._write(_before, _after), "on_end": executions.applied, "opens": True}
+        before, after = _amount("before"), _amount("after")
+        apply: dict[str, Any] = {"work": self._write(before, after), "on_end": executions.applied, "opens": True}
         self.catalogue = Stage("catalogue", work=work.preview, time_limit=timedelta(hours=1), **common)
-        self.canary = Stage("canary", **of_apply, **brief, last=True)
-        self.apply = Stage("apply", **of_apply, **brief, last=True)
-        undo = self._write(lambda item: {} if item.payload["forced"] else _after(item), _before)
+        self.canary, self.apply = (Stage(name, **apply, **brief, last=True) for name in executions.APPLY_STAGES)
+        undo = self._write(lambda item: {} if item.payload["forced"] else after(item), before)
         self.rollback = Stage("rollback", work=undo, on_end=executions.rolled_back, **brief, last=True)
-        compare: dict[str, Any] = {"work": work.fetch_external_prices, "on_end": reconciliations.compared}
-        self.reconcile = Stage("reconcile", **compare, **brief)
+        self.reconcile = Stage("reconcile", work=work.fetch_external_prices, on_end=reconciliations.compared, **brief)
         self.flow = Flow(
             FLOW,
             (self.catalogue, self.canary, self.apply, self.rollback, self.reconcile),
@@ -116,7 +113,7 @@ class Pricing:
         elif given.kind == "apply":
             await self._apply(story, run)
         elif given.kind == "rollback":
-            source = targets(self.lane, APPLIED)
+            source = partial(targets, self.lane, APPLIED)
             await story.select(source)
             await story.fan_out(self.rollback, source)
             await story.gate(self.rollback)
@@ -141,24 +138,24 @@ class Pricing:
     async def _queue(self, connection: Connection, execution: Run, run: int) -> None:
         """Queue the whole plan of a schedule's run, unless it changes nothing or could not be made."""
         async with connection.transaction():
-            sql = "SELECT status, plan_hash, (totals ->> 'changed')::int FROM rule_runs WHERE id = %s FOR NO KEY UPDATE"
-            status, plan_hash, changed = await fetch_row(connection, sql, (run,)) or (None, None, None)
-            if status != "PREVIEW" or not changed:
+            tenant, given = execution.tenant_id, execution.input
+            found = await runs.require_run(connection, tenant, run, lock=True)
+            if found["status"] != PREVIEW or not found["totals"] or not found["totals"]["changed"]:
                 return
-            limits = Limits(canary=execution.input["canary"], max_failure_rate=execution.input["max_failure_rate"])
-            tenant = execution.tenant_id
-            await runs.queue_for_processing(connection, tenant, run, plan_hash, None, SCHEDULER, limits)
+            limits = Limits(canary=given["canary"], max_failure_rate=given["max_failure_rate"])
+            await runs.queue_for_processing(connection, tenant, run, found["plan_hash"], None, SCHEDULER, limits)
             await executions.start(connection, self.flow, tenant, run, "apply", SCHEDULER, within=execution.id)
 
     async def _apply(self, story: Story, run: int) -> None:
         canary = await story.step("begin-apply", executions.begin_apply, run)
-        await story.select(targets(self.lane, QUEUED))
+        source = partial(targets, self.lane, QUEUED)
+        await story.select(source)
         if canary is not None:
-            await story.fan_out(self.canary, targets(self.lane, QUEUED, canary))
+            await story.fan_out(self.canary, partial(source, limit=canary))
             await story.gate(self.canary)
             if not await story.step("judge-canary", executions.may_go_on, run):
                 return
-        await story.fan_out(self.apply, targets(self.lane, QUEUED))
+        await story.fan_out(self.apply, source)
         await story.gate(self.apply)
 
     async def _watch(self, connection: Connection) -> None:
@@ -167,14 +164,10 @@ class Pricing:
 
     async def _ended(self, connection: Connection, ended: Sequence[Run]) -> Sequence[Event]:
         ids = [run.id for run in ended]
-        await reconciliations.plan_passes(connection, await executions.ended(connection, ids), self.config.soon)
-        await reconciliations.finish(connection, ids)
+        over = await executions.ended(connection, ids)
+        await reconciliations.ended(connection, ids, over, self.config.soon)
         return ()
 
 
-def _before(item: Item) -> Any:
-    return {"amount": item.payload["before"]}
-
-
-def _after(item: Item) -> Any:
-    return {"amount": item.payload["after"]}
+def _amount(name: str) -> Callable[[Item], Any]:
+    return lambda item: {"amount": item.payload[name]}

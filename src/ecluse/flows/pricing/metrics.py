@@ -16,33 +16,18 @@ from ecluse.insight.samples import Metric, Sample
 
 WINDOW = timedelta(hours=24)  # of the success rate
 BURST = timedelta(minutes=5)  # of what counts as recent among refusals with 429
-BUCKETS = (1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000)  # milliseconds
+BUCKETS = (1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000)  # ms, as rule_execution_counts has
 
 RATE = "Percentage of targets that were applied, of those that were sent."
 COUNTED = dict.fromkeys(("applies", "retries", "throttled", "runs", "duration_ms", *map(str, BUCKETS)), 0)
-UP_TO = ", ".join(f"('{one}', (took.ms <= {one})::int)" for one in BUCKETS)
-# Of executions that are not in the counters yet. A duration is counted by its buckets.
-LIVE = f"""
-SELECT x.run_id, r.project_id, e.id IS NULL OR e.ended_at IS NOT NULL AS is_over, c.name, coalesce(c.value, 0) AS value
-FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id LEFT JOIN runs e ON e.id = x.run_id
-CROSS JOIN LATERAL (SELECT sum(i.executions) AS applies, sum(greatest(i.executions - 1, 0)) AS retries
-                    FROM items i WHERE i.run_id = x.run_id AND x.kind = 'apply') sent
-CROSS JOIN LATERAL (SELECT CASE x.kind WHEN 'apply' THEN floor(extract(epoch FROM e.ended_at - e.created_at) * 1000)
-                                END::bigint AS ms) took
-CROSS JOIN LATERAL (VALUES ('applies', sent.applies), ('retries', sent.retries),
-    ('throttled', (SELECT count(*) FROM rule_refusals f WHERE f.run_id = x.run_id)),
-    ('runs', (took.ms IS NOT NULL)::int), ('duration_ms', took.ms), {UP_TO}) c(name, value)
-WHERE x.counted_at IS NULL
-"""  # noqa: S608 - our own names
-KEEP = f"""
-WITH live AS MATERIALIZED ({LIVE}),
+KEEP = """
+WITH ended AS MATERIALIZED (SELECT * FROM rule_execution_counts WHERE is_over),
 counted AS (
-    UPDATE rule_executions x SET counted_at = ecluse_now()
-    FROM (SELECT DISTINCT run_id FROM live WHERE is_over) AS o WHERE x.run_id = o.run_id)
+    UPDATE rule_executions SET counted_at = ecluse_now() WHERE run_id IN (SELECT run_id FROM ended))
 INSERT INTO pricing_counters (project_id, name, value)
-SELECT project_id, name, sum(value) FROM live WHERE is_over GROUP BY project_id, name
+SELECT project_id, name, sum(value) FROM ended GROUP BY project_id, name
 ON CONFLICT (project_id, name) DO UPDATE SET value = pricing_counters.value + excluded.value
-"""  # noqa: S608 - our own names
+"""
 # Of the rates, targets that were never sent are left out: they are no failures of the shop.
 READ = f"""
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now),
@@ -50,7 +35,7 @@ counted AS (
     SELECT project_id, jsonb_object_agg(name, value) AS counts FROM (
         SELECT project_id, name, sum(value) AS value FROM (
             SELECT project_id, name, value FROM pricing_counters
-            UNION ALL SELECT project_id, name, value FROM ({LIVE}) live) every
+            UNION ALL SELECT project_id, name, value FROM rule_execution_counts) every
         GROUP BY project_id, name) sums
     GROUP BY project_id),
 ended AS (
@@ -63,9 +48,9 @@ rates AS (
            (array_agg(100.0 * applied / sent ORDER BY finished_at DESC, id DESC))[1]::float8 AS of_last
     FROM ended GROUP BY project_id),
 dead AS (
-    SELECT r.project_id, count(*) FILTER (WHERE t.error_code <> '{NOT_ATTEMPTED}') AS sent,
-           count(*) FILTER (WHERE t.error_code = '{NOT_ATTEMPTED}') AS unsent
-    FROM rule_targets t JOIN rule_runs r ON r.id = t.rule_run_id WHERE t.status = 'FAILED' GROUP BY r.project_id),
+    SELECT project_id, count(*) FILTER (WHERE error_code <> '{NOT_ATTEMPTED}') AS sent,
+           count(*) FILTER (WHERE error_code = '{NOT_ATTEMPTED}') AS unsent
+    FROM rule_target_list WHERE status = 'FAILED' GROUP BY project_id),
 refused AS (
     SELECT r.project_id, count(*) AS times, max(f.at) AS last_at
     FROM clock JOIN rule_executions x ON x.counted_at IS NULL OR x.counted_at > now - %(burst)s

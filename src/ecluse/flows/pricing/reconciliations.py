@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from ecluse.base.errors import Conflict
 from ecluse.db.connect import Connection
-from ecluse.db.query import as_json, fetch_all, fetch_rows, fetch_value
+from ecluse.db.query import as_json, fetch_all, fetch_rows
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, write_events
 from ecluse.flows.pricing import executions, runs
 from ecluse.flows.pricing.rules import Plan, Planned, plan_hash
@@ -34,28 +34,24 @@ WHERE c.started_at IS NULL AND c.due_at <= ecluse_now() AND r.status IN ('APPLIE
 ORDER BY c.due_at LIMIT {AT_ONCE} FOR NO KEY UPDATE OF c, r SKIP LOCKED
 """  # noqa: S608 - our own names
 ON_DEMAND = """
-INSERT INTO rule_reconciliations (tenant_id, rule_run_id, kind, due_at) VALUES (%s, %s, 'on_demand', ecluse_now())
-RETURNING id
+INSERT INTO rule_reconciliations (tenant_id, rule_run_id, run_id, kind, due_at, started_at)
+VALUES (%s, %s, %s, 'on_demand', ecluse_now(), ecluse_now())
 """
 BEGIN = "UPDATE rule_reconciliations SET run_id = %s, started_at = ecluse_now() WHERE id = %s"
-SUPERSEDED = """EXISTS (
-    SELECT FROM rule_targets n JOIN rule_runs o ON o.id = n.rule_run_id
-    WHERE n.tenant_id = t.tenant_id AND n.variant_id = t.variant_id AND n.id <> t.id AND o.project_id = r.project_id
-      AND (n.status IN ('QUEUED', 'APPLYING') OR n.status = 'APPLIED' AND n.applied_at > t.applied_at))"""
-TO_CHECK = f"""
-SELECT t.id, t.variant_id, r.project_id, p.connector, {SUPERSEDED}
-FROM rule_executions x JOIN rule_runs r ON r.id = x.rule_run_id JOIN pricing_projects p ON p.id = r.project_id
-JOIN rule_targets t ON t.rule_run_id = r.id AND t.status = 'APPLIED' WHERE x.run_id = %s ORDER BY t.id
-"""  # noqa: S608 - our own names
-FOUND = f"""
+TO_CHECK = """
+SELECT t.id, t.variant_id, t.project_id, t.connector, t.superseded
+FROM rule_executions x JOIN rule_target_list t ON t.rule_run_id = x.rule_run_id AND t.status = 'APPLIED'
+WHERE x.run_id = %s ORDER BY t.id
+"""
+FOUND = """
 WITH seen AS MATERIALIZED (
     SELECT c.id AS pass, s.target, s.actual FROM jsonb_to_recordset(%s::jsonb) AS s(run bigint, target bigint,
         actual bigint) JOIN rule_reconciliations c ON c.run_id = s.run),
 found AS (
     INSERT INTO rule_mismatches (tenant_id, reconciliation_id, rule_run_id, rule_target_id, expected, actual)
-    SELECT t.tenant_id, seen.pass, r.id, t.id, t.after_amount, seen.actual
-    FROM seen JOIN rule_targets t ON t.id = seen.target JOIN rule_runs r ON r.id = t.rule_run_id
-    WHERE t.status = 'APPLIED' AND t.after_amount IS DISTINCT FROM seen.actual AND NOT {SUPERSEDED}
+    SELECT t.tenant_id, seen.pass, t.rule_run_id, t.id, t.after_amount, seen.actual
+    FROM seen JOIN rule_target_list t ON t.id = seen.target
+    WHERE t.status = 'APPLIED' AND t.after_amount IS DISTINCT FROM seen.actual AND NOT t.superseded
     ON CONFLICT DO NOTHING RETURNING *),
 counted AS (
     UPDATE rule_reconciliations c SET checked = c.checked + n.checked, mismatches = c.mismatches
@@ -63,7 +59,7 @@ counted AS (
     FROM (SELECT pass, count(*) AS checked FROM seen GROUP BY pass) AS n WHERE c.id = n.pass)
 SELECT f.tenant_id, f.rule_run_id, f.rule_target_id, f.expected, f.actual, r.correlation_id
 FROM found f JOIN rule_runs r ON r.id = f.rule_run_id
-"""  # noqa: S608 - our own names
+"""
 FINISH = """
 UPDATE rule_reconciliations c SET finished_at = ecluse_now(), unverified = coalesce((
     SELECT sum((i.payload ->> 'count')::int) FROM items i WHERE i.run_id = c.run_id AND i.status <> 'succeeded'), 0)
@@ -77,8 +73,10 @@ WHERE m.actual IS NOT NULL AND m.reconciliation_id = (
 """
 
 
-async def plan_passes(connection: Connection, run_ids: Sequence[int], soon: timedelta) -> None:
-    """Plan the passes of runs whose apply or rollback has ended, instead of those that were planned before."""
+async def ended(connection: Connection, execution_ids: Sequence[int], run_ids: Sequence[int], soon: timedelta) -> None:
+    """Close the passes whose engine runs have ended: what was not read is unverified. Plan those of rule runs whose
+    apply or rollback has ended, instead of the ones that were planned before."""
+    await connection.execute(FINISH, (list(execution_ids),))
     await connection.execute(PLAN, {"runs": list(run_ids), "soon": soon})
 
 
@@ -86,20 +84,16 @@ async def start_due(connection: Connection, flow: Flow) -> None:
     """Start the passes that are due."""
     async with connection.transaction():
         for number, tenant, run in await fetch_rows(connection, DUE):
-            await _begin(connection, flow, number, tenant, run, SCHEDULER)
+            started = await executions.start(connection, flow, tenant, run, "reconcile", SCHEDULER)
+            await connection.execute(BEGIN, (started, number))
 
 
 async def reconcile_run(connection: Connection, flow: Flow, tenant: str, run: int, by: By) -> int:
     """Start a pass now; return the id of the engine run. Raise Conflict if nothing of the run is applied."""
     if (await runs.require_run(connection, tenant, run, lock=True))["status"] not in ("APPLIED", "PARTIAL"):
         raise Conflict(f"Rule run {run} has no applied prices to compare: apply it first.")
-    number = await fetch_value(connection, ON_DEMAND, (tenant, run))
-    return await _begin(connection, flow, number, tenant, run, by)
-
-
-async def _begin(connection: Connection, flow: Flow, number: int, tenant: str, run: int, by: By) -> int:
     started = await executions.start(connection, flow, tenant, run, "reconcile", by)
-    await connection.execute(BEGIN, (started, number))
+    await connection.execute(ON_DEMAND, (tenant, run, started))
     return started
 
 
@@ -127,20 +121,13 @@ async def compared(connection: Connection, ends: Sequence[ItemEnd]) -> None:
         if one.status == "succeeded"
         for target, actual in one.kept.items()
     ]
-    found = await fetch_rows(connection, FOUND, (as_json(seen),)) if seen else []
-    await write_events(connection, [_mismatch(*row) for row in found])
-
-
-def _mismatch(tenant: str, run: int, target: int, expected: int, actual: int | None, correlation_id: str) -> Event:
-    payload = {"targetId": str(target), "runId": str(run), "expected": expected, "actual": actual}
-    payload["difference"] = None if actual is None else actual - expected
-    key, name = f"{run}:{target}:mismatch:{actual}", "automation.reconciliation.mismatch"
-    return Event(tenant, key, name, f"rule_run:{run}", payload, correlation_id)
-
-
-async def finish(connection: Connection, execution_ids: Sequence[int]) -> None:
-    """Close the passes whose engine runs have ended; what was not read is unverified."""
-    await connection.execute(FINISH, (list(execution_ids),))
+    events = []
+    for tenant, run, target, expected, actual, correlation_id in await fetch_rows(connection, FOUND, (as_json(seen),)):
+        payload = {"targetId": str(target), "runId": str(run), "expected": expected, "actual": actual}
+        payload["difference"] = None if actual is None else actual - expected
+        key, name = f"{run}:{target}:mismatch:{actual}", "automation.reconciliation.mismatch"
+        events.append(Event(tenant, key, name, f"rule_run:{run}", payload, correlation_id))
+    await write_events(connection, events)
 
 
 async def correct_run(connection: Connection, tenant: str, run: int, by: By) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 
 from ecluse.access.records import Records
@@ -30,24 +29,19 @@ async def create(connection: Connection, tenant: str, project: int, name: str, t
     """Insert a rule of a project and return its row. Raise NotFound if there is no such project, or Refused
     NAME_TAKEN."""
     await projects.show(connection, tenant, project, lock=True)
-    return await RULES.insert(connection, tenant, {"project_id": project, "name": name, **_columns(terms)}, by)
+    given = {"project_id": project, "name": name, **terms.model_dump(include=set(TERMS))}
+    return await RULES.insert(connection, tenant, given, by)
 
 
 async def change(connection: Connection, tenant: str, rule: int, given: Mapping[str, Any], by: str) -> Row:
     """Change the given fields of a rule and return its row. Raise InvalidInput if the whole rule would make no
     sense."""
     known = await show(connection, tenant, rule, lock=True)
-    former = {one: known[one] for one in TERMS}
     try:
-        terms = Terms.model_validate({**former, **{one: given[one] for one in TERMS if one in given}})
+        terms = Terms.model_validate({one: given.get(one, known[one]) for one in TERMS})
     except ValidationError as error:
         raise InvalidInput(readable(error)) from error
-    name = given.get("name", known["name"])
-    newer = terms != Terms.model_validate(former)
-    if not newer and name == known["name"]:
-        return known
-    values = {"name": name, "version": known["version"] + newer, **_columns(terms)}
-    return await RULES.update(connection, known, values, by)
+    return await RULES.change(connection, known, {**given, **terms.model_dump()}, by, versioned=TERMS)
 
 
 async def delete_all(connection: Connection, project: int, by: str) -> None:
@@ -55,7 +49,3 @@ async def delete_all(connection: Connection, project: int, by: str) -> None:
     if (run := await fetch_value(connection, OPEN_RUNS, (project,))) is not None:
         raise Conflict(f"Rule run {run} of pricing project {project} is not finished: wait for its end.")
     await connection.execute(DELETE_ALL, (by, project))
-
-
-def _columns(terms: Terms) -> Row:
-    return {one: Jsonb(value) if isinstance(value, dict) else value for one, value in terms.model_dump().items()}

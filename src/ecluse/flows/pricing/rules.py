@@ -1,23 +1,34 @@
 """What a pricing rule does to a catalogue: which variants it selects, the price of each, the reason for each that is
-left out, and the plan of them all. Pure; amounts are whole minor units of the project's currency."""
+left out, and the plan of them all. And the retries of a change: how often, how long apart, the key of each attempt.
+Pure; amounts are whole minor units of the project's currency."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ecluse.access.wire import Body
+from ecluse.base.errors import TransientError, VendorError
 from ecluse.base.validation import form
-from ecluse.vendors.shops import Variant
+from ecluse.engine import Backoff, RetryPolicy, backoff
+from ecluse.vendors.shops import Variant, is_429_error
 
 MOST = 10**11  # minor units; a higher price is an error of the rule
 MOST_TIMES = 100  # a new price that is more than so many times the former one is an error of the rule
 WHOLE = 10_000  # 100 % in basis points
 MOST_PERCENT = 1_000 * 100  # basis points
+
+# `attempts` counts the retries that were scheduled before, as the targets store it: 0 at the first execution.
+MAX_RETRIES = 3
+RETRY_429 = Backoff(base=16.0, multiplier=2.0, longest=64.0)
+RETRY = RetryPolicy(executions=MAX_RETRIES + 1, base=2.0, multiplier=2.0, longest=64.0, jitter=0.2, throttled=RETRY_429)
 
 REASONS = {
     "CURRENCY_MISMATCH": "its price is in another currency than the project's",
@@ -39,11 +50,7 @@ RecordId = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,17}$", examples=["3"])]
 ProductId = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^\S+$", examples=["gid://shopify/Product/1"])]
 
 
-class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class VariantSelection(_Given):
+class VariantSelection(Body, frozen=True):
     """Which variants a rule is about: those that fulfil every given criterion."""
 
     products: list[ProductId] = Field(default_factory=list, max_length=1_000, description="Of one of these products.")
@@ -60,7 +67,7 @@ class VariantSelection(_Given):
         return self
 
 
-class PriceChange(_Given):
+class PriceChange(Body, frozen=True):
     """How a price changes: by a percentage, by an amount, or to a margin over what the variant costs."""
 
     kind: Literal["percent", "amount", "margin"]
@@ -71,12 +78,9 @@ class PriceChange(_Given):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.kind == "amount") != (self.amount is not None) or (self.kind == "amount") == (
-            self.percent is not None
-        ):
-            raise ValueError(
-                f"a change of kind {self.kind} has {'an amount' if self.kind == 'amount' else 'a percent'}"
-            )
+        needed = "amount" if self.kind == "amount" else "percent"
+        if [one for one in ("percent", "amount") if getattr(self, one) is not None] != [needed]:
+            raise ValueError(f"a change of kind {self.kind} has {'an' if needed == 'amount' else 'a'} {needed}")
         if self.kind == "percent" and not -WHOLE <= self.points <= MOST_PERCENT:
             raise ValueError("a change is from -100 to 1000 percent")
         if self.kind == "margin" and not 0 <= self.points < WHOLE:
@@ -86,12 +90,10 @@ class PriceChange(_Given):
     @property
     def points(self) -> int:
         """The percentage in basis points."""
-        whole, _, fraction = (self.percent or "0").lstrip("-").partition(".")
-        points = int(whole) * 100 + int(fraction.ljust(2, "0") or 0)
-        return -points if (self.percent or "").startswith("-") else points
+        return int(Decimal(self.percent or 0) * 100)
 
 
-class Terms(_Given):
+class Terms(Body, frozen=True):
     """What a rule decides by."""
 
     selection: VariantSelection
@@ -220,3 +222,28 @@ def plan_hash(currency: str, targets: Iterable[Planned]) -> str:
     """Return the hash of what would be written: the same for the same prices of the same variants, in any order."""
     lines = sorted(f"{one.variant.id}\t{one.before}\t{one.after}" for one in targets)
     return hashlib.sha256("\n".join([currency, *lines]).encode()).hexdigest()
+
+
+def calculate_delay(attempts: int, chance: random.Random) -> float:
+    """Return the seconds before the next retry: 2, 4, 8, each ± 20 %, in whole milliseconds."""
+    return backoff(RETRY, attempts + 1, chance)
+
+
+def handle_429_error(error: VendorError, attempts: int) -> float:
+    """Return the seconds before the next retry after a 429: those that the vendor asks for, else 16, 32, 64. Any other
+    error is raised."""
+    if not is_429_error(error):
+        raise error
+    asked = error.retry_after if isinstance(error, TransientError) else None
+    return backoff(RETRY_429, attempts + 1, random.Random()) if asked is None else asked  # noqa: S311 - has no jitter
+
+
+def generate_event_key(run: int, target: int, attempts: int, *, round: int = 0) -> str:  # noqa: A002
+    """Return the key of the event of one attempt. Rounds after the first are named in it: a manual retry starts with 0
+    attempts again, and its events must not be taken for those of the former round."""
+    return f"{run}:{target}:apply:{attempts}" + (f":r{round}" if round else "")
+
+
+def rollback_event_key(run: int, target: int, number: int) -> str:
+    """Return the key of the event of the rollback with this number."""
+    return f"{run}:{target}:rollback:{number}"

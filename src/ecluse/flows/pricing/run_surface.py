@@ -3,6 +3,7 @@ dead letters."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from ecluse.access.commands import Command, Result
@@ -26,7 +27,8 @@ MOVES = ("CONFLICT", "FORBIDDEN_TRANSITION")
 RunNumber = Annotated[int, Noun("rule run")]
 OF_RULE = equal(OF_PROJECT, rule_id=RecordId, status=shapes.RunStatus)
 RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=OF_RULE)
-DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, runs.DEAD_LETTERS, READ, filters=OF_PROJECT)
+DEAD = "t.status = 'FAILED'"
+DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, "rule_target_list", READ, filters=OF_PROJECT, where=DEAD)
 PREVIEWED = Result(
     "show_rule_run", ("id", "plan_hash", "counts", "totals"), "ecluse pricing runs queue {id} {plan_hash}"
 )
@@ -95,14 +97,8 @@ def _by(act: Act) -> By:
     return By(act.caller.name, "api", act.request_id)
 
 
-async def _start(act: Act, run: int, kind: str, **given: Any) -> Row:
-    flow = act.kit.flow(FLOW)
-    return await _started(
-        act, run, await executions.start(act.connection, flow, act.tenant, run, kind, _by(act), **given)
-    )
-
-
-async def _started(act: Act, run: int, started: int) -> Row:
+async def _start(act: Act, run: int, start: Callable[..., Awaitable[int]], **given: Any) -> Row:
+    started = await start(act.connection, act.kit.flow(FLOW), act.tenant, run, by=_by(act), **given)
     known = await runs.require_run(act.connection, act.tenant, run)
     return {"id": run, "run_id": started, "status": known["status"]}
 
@@ -113,7 +109,7 @@ async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     shop until the run is queued."""
     await act.require_room("rule_runs")
     run = await executions.new_preview(act.connection, act.tenant, int(body.rule_id), _by(act))
-    return await _start(act, run, "preview")
+    return await _start(act, run, executions.start, kind="preview")
 
 
 @RUN.does("queue", *MOVES, "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id")
@@ -122,14 +118,14 @@ async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue)
     preview is not overwritten."""
     given = (body.plan_hash, body.targets, _by(act), body)
     await runs.queue_for_processing(act.connection, act.tenant, rule_run_id, *given)
-    return await _start(act, rule_run_id, "apply")
+    return await _start(act, rule_run_id, executions.start, kind="apply")
 
 
 @RUN.does("retry", *MOVES, "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, body.targets, _by(act))
-    return await _start(act, rule_run_id, "apply")
+    return await _start(act, rule_run_id, executions.start, kind="apply")
 
 
 @RUN.does("rollback", *MOVES, preview="show_rule_run", follows="run_id")
@@ -137,15 +133,14 @@ async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRo
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
     await runs.check_rollback(act.connection, act.tenant, rule_run_id, body.targets)
-    return await _start(act, rule_run_id, "rollback", target_ids=body.targets, forced=body.forced)
+    given = {"kind": "rollback", "target_ids": body.targets, "forced": body.forced}
+    return await _start(act, rule_run_id, executions.start, **given)
 
 
 @RUN.does("reconcile", "CONFLICT", follows="run_id")
 async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Read the prices of applied targets from the shop, and report those that are not as applied."""
-    flow = act.kit.flow(FLOW)
-    started = await reconciliations.reconcile_run(act.connection, flow, act.tenant, rule_run_id, _by(act))
-    return await _started(act, rule_run_id, started)
+    return await _start(act, rule_run_id, reconciliations.reconcile_run)
 
 
 @RUN.does("correct", "CONFLICT", answer=shapes.Corrected)

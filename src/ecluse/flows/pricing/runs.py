@@ -9,31 +9,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ecluse.access.envelope import Refused
 from ecluse.access.records import Records
-from ecluse.base.errors import Conflict, InvalidInput, NotFound
+from ecluse.base.errors import Conflict, InvalidInput
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
+from ecluse.flows.pricing import states
 from ecluse.flows.pricing.rules import Plan
-from ecluse.flows.pricing.states import (
-    APPLIED,
-    APPLYING,
-    FAILED,
-    NOT_ATTEMPTED,
-    PREVIEW,
-    QUEUED,
-    ROLLED_BACK,
-    RUNS,
-    TARGETS,
-    By,
-    Hop,
-    Move,
-    move_runs,
-    move_targets,
-    record,
-)
+from ecluse.flows.pricing.states import By, Hop, Move, move_runs, move_targets
 from ecluse.insight.waiting import why_run
 from ecluse.retention.kinds import Aged
 
@@ -74,15 +59,12 @@ OPEN = """
 SELECT x.kind, x.run_id FROM rule_executions x JOIN runs r ON r.id = x.run_id AND r.ended_at IS NULL
 WHERE x.rule_run_id = %s AND x.run_id <> %s AND x.kind <> 'reconcile'
 """
-DEAD_LETTERS = """
-(SELECT d.*, r.project_id FROM rule_targets d JOIN rule_runs r ON r.id = d.rule_run_id WHERE d.status = 'FAILED')
+# Dead letters by cause; targets that were never sent are no failures of the shop, and shown apart.
+CAUSES = """
+SELECT rule_run_id::text AS run_id, error_code, count(*) AS targets, min(error) AS example
+FROM rule_target_list WHERE tenant_id = %s AND project_id = %s AND status = 'FAILED'
+GROUP BY rule_run_id, error_code ORDER BY rule_run_id DESC, count(*) DESC, error_code
 """
-# By cause; targets that were never sent are no failures of the shop, and shown apart.
-CAUSES = f"""
-SELECT d.rule_run_id::text AS run_id, d.error_code, count(*) AS targets, min(d.error) AS example
-FROM {DEAD_LETTERS} d WHERE d.tenant_id = %s AND d.project_id = %s
-GROUP BY d.rule_run_id, d.error_code ORDER BY d.rule_run_id DESC, count(*) DESC, d.error_code
-"""  # noqa: S608 - our own names
 SHOW_COUNTS = """
 SELECT status, error_code, count(*), count(rollback_error_code) FROM rule_targets WHERE rule_run_id = %s
 GROUP BY status, error_code ORDER BY 3 DESC, 2
@@ -112,10 +94,8 @@ class NewRun:
     corrects: int | None = None
 
 
-class Limits(BaseModel):
+class Limits(BaseModel, extra="forbid"):
     """What stops an apply."""
-
-    model_config = ConfigDict(extra="forbid")
 
     canary: int | None = Field(
         None, ge=1, le=100_000, description="So many targets are applied first, the others only if those succeed."
@@ -128,16 +108,16 @@ class Limits(BaseModel):
 async def create_rule_run(connection: Connection, new: NewRun, by: By) -> int:
     """Create a run as PREVIEW or, with both changes in its history, as QUEUED. Return its id. Raise InvalidInput for
     another status, and if its plan changes nothing."""
-    if new.status not in (PREVIEW, QUEUED):
+    if new.status not in (states.PREVIEW, states.QUEUED):
         raise InvalidInput(f"status: a run is created as PREVIEW or QUEUED, not as {new.status}")
     if new.plan is not None and not new.plan.targets:
         raise InvalidInput("rule: it changes no price: see the reasons of what it selects, or widen its selection")
     given = {**vars(new), **asdict(by), "rule": Jsonb(dict(new.rule))}
     run: int = await fetch_value(connection, INSERT_RUN, given)
-    await record(connection, [Hop(run, None, None, PREVIEW, 0)], by)
+    await states.record(connection, [Hop(run, None, None, states.PREVIEW, 0)], by)
     if new.plan is not None:
         await store_plan(connection, run, new.plan, by)
-        if new.status == QUEUED:
+        if new.status == states.QUEUED:
             await queue_for_processing(connection, new.tenant, run, new.plan.hash, None, by)
     return run
 
@@ -151,7 +131,7 @@ async def store_plan(connection: Connection, run: int, plan: Plan, by: By) -> No
     for start in range(0, len(decided), CHUNK):
         part = {"tenant": tenant, "run": run, "rows": as_json(decided[start : start + CHUNK])}
         targets = await fetch_column(connection, INSERT_PLANNED, part)
-        await record(connection, [Hop(run, one, None, PREVIEW, 0) for one in targets], by)
+        await states.record(connection, [Hop(run, one, None, states.PREVIEW, 0) for one in targets], by)
 
 
 async def queue_for_processing(
@@ -167,38 +147,36 @@ async def queue_for_processing(
     hash and for a plan that is not made or changes nothing, ForbiddenTransition for a run that is not a preview,
     NotFound for a target of another run."""
     found = await require_run(connection, tenant, run, lock=True)
-    if found["status"] == PREVIEW and found["plan_hash"] is None:
+    states.RUNS.check(found["status"], states.QUEUED, f"rule run {run}")
+    if found["plan_hash"] is None:
         raise Conflict(f"Rule run {run} has no plan: wait for the end of its preview.", code="NO_PLAN")
-    if found["status"] == PREVIEW and found["plan_hash"] != plan_hash:
+    if found["plan_hash"] != plan_hash:
         raise Conflict(f"The plan of rule run {run} is another one: read its preview again, and queue that.")
-    chosen = await _of_status(connection, run, PREVIEW) if targets is None else targets
     if targets is not None and not targets:
         raise InvalidInput("target_ids: name at least one target, or leave it out to queue all")
-    if found["status"] == PREVIEW and not chosen:
+    chosen = targets or await _of_status(connection, run, states.PREVIEW)
+    if not chosen:
         raise Conflict(f"The plan of rule run {run} changes no price.", code="NO_PLAN")
-    await move_runs(connection, {run: QUEUED}, by)
+    await move_runs(connection, {run: states.QUEUED}, by)
     await connection.execute(
         "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s",
         (limits.canary, limits.max_failure_rate, run),
     )
-    await move_targets(connection, [Move(one, (QUEUED,)) for one in chosen], by, run=run)
+    await move_targets(connection, [Move(one, (states.QUEUED,)) for one in chosen], by, run=run)
 
 
-async def retry_failed(
-    connection: Connection, tenant: str, run: int, targets: Sequence[int] | None, by: By
-) -> Sequence[int]:
-    """Queue the failed targets of a run again, or only these, and begin its next round; return them. Nothing is changed
-    while an execution is open (Conflict), if one of them is not failed (ForbiddenTransition) or of another run
-    (NotFound), or none is failed (Refused NOTHING_FAILED)."""
+async def retry_failed(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None, by: By) -> None:
+    """Queue the failed targets of a run again, or only these, and begin its next round. Nothing is changed while an
+    execution is open (Conflict), if one of them is not failed (ForbiddenTransition) or of another run (NotFound), or
+    none is failed (Refused NOTHING_FAILED)."""
     await require_run(connection, tenant, run, lock=True)
     await require_idle(connection, run)
-    await move_runs(connection, {run: APPLYING}, by)
+    await move_runs(connection, {run: states.APPLYING}, by)
     await connection.execute("UPDATE rule_runs SET canary = NULL, stopped_reason = NULL WHERE id = %s", (run,))
-    chosen = await _of_status(connection, run, FAILED) if targets is None else sorted(set(targets))
+    chosen = await _of_status(connection, run, states.FAILED) if targets is None else sorted(set(targets))
     if not chosen:
         raise Refused(409, "NOTHING_FAILED", f"Rule run {run} has no failed targets to retry.")
-    await move_targets(connection, [Move(one, (QUEUED,)) for one in chosen], by, run=run)
-    return chosen
+    await move_targets(connection, [Move(one, (states.QUEUED,)) for one in chosen], by, run=run)
 
 
 async def require_idle(connection: Connection, run: int, within: int = 0) -> None:
@@ -211,14 +189,8 @@ async def check_rollback(connection: Connection, tenant: str, run: int, targets:
     """Lock a run, and raise ForbiddenTransition if it, or one of these targets, cannot be rolled back, NotFound for a
     target of another run."""
     known = await require_run(connection, tenant, run, lock=True)
-    RUNS.check(known["status"], ROLLED_BACK, f"rule run {run}")
-    if targets is not None:
-        sql = "SELECT id, status FROM rule_targets WHERE rule_run_id = %s AND id = ANY(%s) ORDER BY id"
-        found = dict(await fetch_rows(connection, sql, (run, list(targets))))
-        if strangers := sorted(set(targets) - set(found)):
-            raise NotFound(f"There is no target {strangers[0]} of rule run {run}.")
-        for target, status in found.items():
-            TARGETS.check(status, ROLLED_BACK, f"target {target}")
+    states.RUNS.check(known["status"], states.ROLLED_BACK, f"rule run {run}")
+    await move_targets(connection, [Move(one, (states.ROLLED_BACK,)) for one in targets or ()], None, run=run)
 
 
 async def show_run(connection: Connection, tenant: str, run: int) -> Row:
@@ -233,8 +205,8 @@ async def show_run(connection: Connection, tenant: str, run: int) -> Row:
     return {
         **found,
         "counts": dict(counts),
-        "errors": {code: targets for status, code, targets, _ in counted if status == FAILED},
-        "not_rolled_back": sum(unrestored for status, *_, unrestored in counted if status == APPLIED),
+        "errors": {code: targets for status, code, targets, _ in counted if status == states.FAILED},
+        "not_rolled_back": sum(unrestored for status, *_, unrestored in counted if status == states.APPLIED),
         "executions": executions,
         "waiting": (await why_run(connection, tenant, open_)).summary if open_ else None,
     }
@@ -244,7 +216,7 @@ async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
     """Report the dead letters of a project by run and cause. Changes nothing."""
     rows = await fetch_all(connection, dict, CAUSES, (tenant, project))
     total = sum(row["targets"] for row in rows)
-    unsent = sum(row["targets"] for row in rows if row["error_code"] == NOT_ATTEMPTED)
+    unsent = sum(row["targets"] for row in rows if row["error_code"] == states.NOT_ATTEMPTED)
     return {"project_id": project, "total": total, "not_attempted": unsent, "causes": rows}
 
 

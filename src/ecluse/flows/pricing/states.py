@@ -88,8 +88,10 @@ LOCK = """
 SELECT id, status, round, {run}, {target} FROM {table}
 WHERE id = ANY(%(ids)s) AND (%(run)s::bigint IS NULL OR {run} = %(run)s) ORDER BY id FOR NO KEY UPDATE
 """
-LOCK_RUNS = LOCK.format(table="rule_runs", run="id", target="NULL")
-LOCK_TARGETS = LOCK.format(table="rule_targets", run="rule_run_id", target="id")
+MOVED = {
+    "rule run": (RUNS, LOCK.format(table="rule_runs", run="id", target="NULL"), MOVE_RUNS),
+    "target": (TARGETS, LOCK.format(table="rule_targets", run="rule_run_id", target="id"), MOVE_TARGETS),
+}
 COUNTS = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY status"
 
 
@@ -130,38 +132,38 @@ class Hop(NamedTuple):
 
 async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -> None:
     """Change the statuses of rule runs, given by id, as `_move` does."""
-    moves = [Move(run, (status,)) for run, status in wanted.items()]
-    await _move(connection, ("rule run", RUNS, LOCK_RUNS, MOVE_RUNS), moves, by)
+    await _move(connection, "rule run", [Move(run, (status,)) for run, status in wanted.items()], by)
 
 
-async def move_targets(connection: Connection, moves: Iterable[Move], by: By, *, run: int | None = None) -> None:
+async def move_targets(connection: Connection, moves: Iterable[Move], by: By | None, *, run: int | None = None) -> None:
     """Change the statuses of targets, as `_move` does. `run`: the run that they must belong to."""
-    await _move(connection, ("target", TARGETS, LOCK_TARGETS, MOVE_TARGETS), moves, by, run)
+    await _move(connection, "target", moves, by, run)
 
 
 async def _move(
-    connection: Connection, kind: tuple[str, StatusMap, str, str], moves: Iterable[Move], by: By, run: int | None = None
+    connection: Connection, noun: str, moves: Iterable[Move], by: By | None, run: int | None = None
 ) -> None:
-    """Make these moves in the caller's transaction; all of them or, with NotFound or ForbiddenTransition, none. A
-    manual retry, from PARTIAL or FAILED, begins the next round of a run and of its targets."""
-    noun, states, lock, write = kind
+    """Make these moves in the caller's transaction; all of them or, with NotFound or ForbiddenTransition, none. `by`
+    None: only check them. A manual retry, from PARTIAL or FAILED, begins the next round of a run and of its targets."""
+    states, lock, write = MOVED[noun]
     wanted = {one.id: one for one in moves}
     locked = await fetch_rows(connection, lock, {"ids": list(wanted), "run": run})
     if strangers := sorted(set(wanted) - {row[0] for row in locked}):
         raise NotFound(f"There is no {noun} {strangers[0]}" + ("." if run is None else f" of rule run {run}."))
     rows: list[Row] = []
     hops: list[Hop] = []
-    for number, status, round_, of_run, target in locked:
-        move, former, in_round = wanted[number], status, round_
+    for number, former, round_, of_run, target in locked:
+        move = wanted[number]
         for following in move.path:
             states.check(former, following, f"{noun} {number}")
-            in_round += former in (PARTIAL, FAILED) and following in UNFINISHED
-            hops.append(Hop(of_run, target, former, following, in_round))
+            round_ += former in (PARTIAL, FAILED) and following in UNFINISHED
+            hops.append(Hop(of_run, target, former, following, round_))
             former = following
         error = None if move.error is None else storable(move.error)
-        rows.append({**move._asdict(), "status": former, "round": in_round, "error": error})
-    await connection.execute(write, (as_json(rows),))
-    await record(connection, hops, by)
+        rows.append({**move._asdict(), "status": former, "round": round_, "error": error})
+    if by is not None:
+        await connection.execute(write, (as_json(rows),))
+        await record(connection, hops, by)
 
 
 async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:

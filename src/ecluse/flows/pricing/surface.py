@@ -4,7 +4,6 @@ with it."""
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -13,6 +12,7 @@ from ecluse.access import secrets as sealed
 from ecluse.access.alerts import AlertFilters, AlertRow
 from ecluse.access.commands import Command
 from ecluse.access.listing import Listing, equal
+from ecluse.access.records import RecordRow
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape
@@ -44,16 +44,9 @@ class ChangedRule(Body):
 
 
 @fields_of(Terms)
-class RuleRow(Shape):
-    id: str = Field(examples=["3"])
-    tenant_id: str = Field(examples=["default"])
+class RuleRow(RecordRow):
     project_id: str
-    name: str
     version: int
-    created_by: str
-    created_at: datetime
-    updated_by: str
-    updated_at: datetime
 
 
 class MetricRow(Shape):
@@ -100,10 +93,7 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
     await act.require_room("pricing_rules")
-    terms = Terms.model_validate(body.model_dump(exclude={"project_id", "name"}))
-    return await rule_records.create(
-        act.connection, act.tenant, int(body.project_id), body.name, terms, act.caller.name
-    )
+    return await rule_records.create(act.connection, act.tenant, int(body.project_id), body.name, body, act.caller.name)
 
 
 @RULE.shows()

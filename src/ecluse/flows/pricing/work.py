@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ecluse.base.errors import TransientError, VendorError
-from ecluse.db.query import fetch_row, fetch_rows
+from ecluse.db.query import fetch_rows
 from ecluse.engine import Done, Item, Order, Postponed, Result, WorkContext
 from ecluse.flows.connections.shops import Shops
 from ecluse.flows.pricing import runs
@@ -20,7 +20,6 @@ from ecluse.flows.pricing.states import WORKER
 from ecluse.vendors.shops import Variant
 
 VARIANTS = TypeAdapter(list[Variant])
-TO_PLAN = "SELECT rule, currency FROM rule_runs WHERE id = %s"
 # Pages are kept until the preview has ended, so that after an error it goes on with the page that is missing.
 READ_PAGES = "SELECT tag, cursor, variants::text FROM rule_pages WHERE rule_run_id = %s ORDER BY number"
 KEEP_PAGE = "INSERT INTO rule_pages (rule_run_id, number, tag, cursor, variants) VALUES (%s, %s, %s, %s, %s)"
@@ -33,9 +32,9 @@ async def preview(context: WorkContext, item: Item) -> Result:
     shops: Shops = context.vendors
     run = item.payload["rule_run"]
     async with context.database() as connection:
-        rule, currency = await fetch_row(connection, TO_PLAN, (run,)) or ({}, "")
+        found = await runs.require_run(connection, item.tenant_id, run)
         known = await fetch_rows(connection, READ_PAGES, (run,))
-    terms = Terms.model_validate(rule)
+    terms = Terms.model_validate(found["rule"])
     tags: Sequence[str | None] = terms.selection.tags or [None]
     listed = [variant for *_, page in known for variant in VARIANTS.validate_json(page)]
     tag, cursor = known[-1][:2] if known else (0, None)
@@ -57,7 +56,7 @@ async def preview(context: WorkContext, item: Item) -> Result:
             kept = VARIANTS.dump_json(list(page.variants)).decode()
             await connection.execute(KEEP_PAGE, (run, pages, tag, cursor, kept))
         pages += 1
-    plan = await asyncio.to_thread(make_plan, terms, currency, listed)
+    plan = await asyncio.to_thread(make_plan, terms, found["currency"], listed)
     async with context.database() as connection, connection.transaction():
         await runs.store_plan(connection, run, plan, WORKER)
     return Done({"pages": pages, "variants": len(listed), "targets": len(plan.targets)})
