@@ -20,7 +20,7 @@ from ecluse.engine.work.completion import end_by_operator
 from ecluse.flows.connections import projects
 from ecluse.flows.connections.clients import Setup
 from ecluse.flows.connections.shops import Shops
-from ecluse.flows.pricing import executions, rule_records, runs
+from ecluse.flows.pricing import executions, runs
 from ecluse.flows.pricing.flow import Config, Pricing
 from ecluse.flows.pricing.rules import RETRY, Terms
 from ecluse.flows.pricing.runs import Limits
@@ -82,7 +82,7 @@ class World:
     async def rule(self, connection: Connection, project: int, terms: Row = TEN_PERCENT_OFF) -> int:
         given, name = Terms.model_validate(terms), f"Rule {next(NAMES)}"
         async with connection.transaction():
-            return int((await rule_records.create(connection, TENANT, project, name, given, "a test"))["id"])
+            return int((await runs.create_rule(connection, TENANT, project, name, given, "a test"))["id"])
 
     async def previewed(self, connection: Connection, project: int, terms: Row = TEN_PERCENT_OFF) -> Row:
         """A run of a new rule, whose preview has ended."""

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from ecluse.flows.pricing.rule_records import create
 from ecluse.flows.pricing.rules import Terms
+from ecluse.flows.pricing.runs import create_rule
 from ecluse.flows.pricing.states import Move, move_runs, move_targets
 from ecluse.web.pricing import sentence
 from tests.support.api_server import new_key
@@ -25,17 +25,17 @@ MANY, MOST = 10_000, 0.05  # targets, seconds
 EVIL = '<script>alert("x")</script>'
 
 
-def made(dsn, count=4, failed=1, name="Shop"):
+def made(dsn, count=4, failed=1, name="Shop", code="PRICE_CONFLICT"):
     """A project with a rule, and a run of which some targets have failed and the others are applied."""
 
     async def rows():
         async with connected(dsn) as connection:
             project = await new_project(connection, name=name)
-            await create(connection, "default", project, f"Sale {EVIL}", Terms.model_validate(RULE), "a test")
+            await create_rule(connection, "default", project, f"Sale {EVIL}", Terms.model_validate(RULE), "a test")
             run = await new_run(connection, project, count, "QUEUED")
             sql = "SELECT id FROM rule_targets WHERE rule_run_id = %s ORDER BY id"
             ids = [one for (one,) in await (await connection.execute(sql, (run,))).fetchall()]
-            moves = [Move(one, ("APPLYING", "FAILED"), "PRICE_CONFLICT", EVIL) for one in ids[:failed]]
+            moves = [Move(one, ("APPLYING", "FAILED"), code, EVIL) for one in ids[:failed]]
             moves += [Move(one, ("APPLYING", "APPLIED")) for one in ids[failed:]]
             async with connection.transaction():
                 await move_runs(connection, {run: "APPLYING"}, BY)
@@ -75,7 +75,7 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
     assert "3 applied, 1 failed of 4 targets" in shown
     assert "1 PRICE_CONFLICT" in shown
     assert f"Variant 0 s0 FAILED 10.00 EUR 9.00 EUR \N{MINUS SIGN}1.00 EUR PRICE_CONFLICT {EVIL}" in shown
-    assert "APPLYING PARTIAL 1 key 7 (api)" in shown
+    assert "APPLYING PARTIAL 0 key 7 (api)" in shown
     assert "1 because its new price is the one it has" in shown
     assert "Variant 0" not in operator.shown(f"/ui/pricing/runs/{run}?status=APPLIED")
     assert "4 prices would change. Nothing is changed until the run is queued." in operator.shown(
@@ -91,6 +91,27 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
          " now() FROM rule_runs WHERE id = %s", run)  # fmt: skip
     assert "DLQ Backlog 51 dead letters" in operator.shown(f"/ui/pricing/runs/{run}")
     assert "#77 9.00 EUR 9.05 EUR 0.05 EUR" in operator.shown(f"/ui/pricing/runs/{run}")
+
+
+@pytest.mark.req("G-12")
+def test_rounds_and_executions_have_the_numbers_of_the_api(operator, pages_dsn, fill):
+    _, run, _ = made(pages_dsn, name="Numbered")
+    for number, execution in enumerate((900_001, 900_002)):
+        fill("INSERT INTO rule_executions (run_id, rule_run_id, kind, number) VALUES (%s, %s, 'apply', %s)"
+             " RETURNING run_id", execution, run, number)  # fmt: skip
+    shown = operator.shown(f"/ui/pricing/runs/{run}")
+    assert "apply 0 its rows are deleted first" in shown
+    assert "apply 1 its rows are deleted" in shown
+    assert "At From To Retry round By" in shown
+
+
+@pytest.mark.req("PRC-22", "PRC-51")
+def test_a_run_says_which_failed_targets_a_reconciliation_does_not_compare(operator, pages_dsn):
+    _, run, _ = made(pages_dsn, name="Unknown", code="OUTCOME_UNKNOWN")
+    shown = operator.shown(f"/ui/pricing/runs/{run}")
+    assert "1 failed targets are not compared, because their outcome is unknown" in shown
+    _, known, _ = made(pages_dsn, name="Known")
+    assert "not compared" not in operator.shown(f"/ui/pricing/runs/{known}")
 
 
 def test_a_rollback_counts_the_restored_prices():

@@ -123,7 +123,7 @@ async def _runs(request: Request, wanted: Wanted) -> Context:
         Column("status", "Status"),
         Column("project", "Project"),
         Column("changed", "Targets", figure=True),
-        Column("round", "Retries", figure=True),
+        Column("round", "Retry round", figure=True),
         Column("actor", "By"),
         Column("created_at", "Created"),
         Column("finished_at", "Finished"),

@@ -12,8 +12,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_rows, fetch_value
 from ecluse.engine import Event, Flow, ItemEnd, Lane, NewItem, Run, Start, give_up, start_run, write_events
 from ecluse.flows.connections import projects
-from ecluse.flows.pricing import rule_records, runs, states
-from ecluse.flows.pricing.rule_records import TERMS
+from ecluse.flows.pricing import runs, states
 from ecluse.flows.pricing.rules import MAX_RETRIES, generate_event_key, rollback_event_key
 from ecluse.flows.pricing.runs import NewRun
 from ecluse.flows.pricing.states import WORKER, By, Move, move_runs, move_targets
@@ -107,9 +106,9 @@ async def start(
 
 async def new_preview(connection: Connection, tenant: str, rule: int, by: By) -> int:
     """Create a rule run of a rule, without a plan yet; return its id."""
-    found = await rule_records.show(connection, tenant, rule)
+    found = await runs.RULES.show(connection, tenant, rule)
     project = await projects.show(connection, tenant, found["project_id"])
-    terms = {one: found[one] for one in TERMS}
+    terms = {one: found[one] for one in runs.TERMS}
     return await runs.create_rule_run(connection, NewRun(tenant, project["id"], project["currency"], rule, terms), by)
 
 

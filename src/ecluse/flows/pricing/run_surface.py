@@ -123,7 +123,7 @@ async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue)
 
 @RUN.does("retry", *MOVES, "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
-    """Apply the failed targets of a run again, all of them or only some: its next round."""
+    """Apply the failed targets of a run again, all of them or only some: its next round; the first one is round 0."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, body.targets, _by(act))
     return await _start(act, rule_run_id, executions.start, kind="apply")
 

@@ -1,5 +1,6 @@
-"""Rule runs: their creation, their plan, their queueing, the manual retry of failed targets, and the dead letters,
-which are the failed targets. Each is a part of the caller's transaction; executions call the shop."""
+"""Rules and their runs, as rows. A changed rule is the next version; runs keep the rule that their plan was made with.
+Of runs: their creation, their plan, their queueing, the manual retry of failed targets, and the dead letters, which are
+the failed targets. Each is a part of the caller's transaction; executions call the shop."""
 
 from __future__ import annotations
 
@@ -9,20 +10,24 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from ecluse.access.envelope import Refused
 from ecluse.access.records import Records
 from ecluse.base.errors import Conflict, InvalidInput
+from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
+from ecluse.flows.connections import projects
 from ecluse.flows.pricing import states
-from ecluse.flows.pricing.rules import Plan
+from ecluse.flows.pricing.rules import Plan, Terms
 from ecluse.flows.pricing.states import By, Hop, Move, move_runs, move_targets
 from ecluse.insight.waiting import why_run
 from ecluse.retention.kinds import Aged
 
 CHUNK = 5_000
+RULES = Records("pricing rule", "pricing_rules")
+TERMS = tuple(Terms.model_fields)
 require_run = Records("rule run", "rule_runs", "true").show
 KEPT = Aged(
     "rule runs",
@@ -31,6 +36,11 @@ KEPT = Aged(
     where="t.status NOT IN ('QUEUED', 'APPLYING')",
     began="t.created_at",
 )
+CHANGING = "SELECT id FROM rule_runs WHERE project_id = %s AND status IN ('QUEUED', 'APPLYING') ORDER BY id LIMIT 1"
+DELETE_RULES = """
+UPDATE pricing_rules SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s
+WHERE project_id = %s AND deleted_at IS NULL
+"""
 INSERT_RUN = """
 INSERT INTO rule_runs (tenant_id, project_id, rule_id, rule, currency, status, corrects_id, actor, correlation_id,
                        source, created_at)
@@ -103,6 +113,32 @@ class Limits(BaseModel, extra="forbid"):
     max_failure_rate: float | None = Field(
         None, ge=0, lt=1, examples=[0.05], description="Nothing more is sent once a larger share has failed."
     )
+
+
+async def create_rule(connection: Connection, tenant: str, project: int, name: str, terms: Terms, by: str) -> Row:
+    """Insert a rule of a project and return its row. Raise NotFound if there is no such project, or Refused
+    NAME_TAKEN."""
+    await projects.show(connection, tenant, project, lock=True)
+    given = {"project_id": project, "name": name, **terms.model_dump(include=set(TERMS))}
+    return await RULES.insert(connection, tenant, given, by)
+
+
+async def change_rule(connection: Connection, tenant: str, rule: int, given: Mapping[str, Any], by: str) -> Row:
+    """Change the given fields of a rule and return its row. Raise InvalidInput if the whole rule would make no
+    sense."""
+    known = await RULES.show(connection, tenant, rule, lock=True)
+    try:
+        terms = Terms.model_validate({one: given.get(one, known[one]) for one in TERMS})
+    except ValidationError as error:
+        raise InvalidInput(readable(error)) from error
+    return await RULES.change(connection, known, {**given, **terms.model_dump()}, by, versioned=TERMS)
+
+
+async def delete_rules(connection: Connection, project: int, by: str) -> None:
+    """Mark the rules of a project as deleted. Raise Conflict while one of its runs changes prices."""
+    if (run := await fetch_value(connection, CHANGING, (project,))) is not None:
+        raise Conflict(f"Rule run {run} of pricing project {project} is not finished: wait for its end.")
+    await connection.execute(DELETE_RULES, (by, project))
 
 
 async def create_rule_run(connection: Connection, new: NewRun, by: By) -> int:

@@ -54,7 +54,7 @@ class RuleRunRow(Shape):
     rule: dict[str, Any] = Field(description="As it was when the run was created.")
     currency: str
     status: RunStatus
-    round: int = Field(description="How often failed targets were retried by hand.")
+    round: int = Field(description="How often failed targets were retried by hand: 0 is the first round.")
     plan_hash: str | None = Field(description="Null until the catalogue is read.")
     totals: dict[str, Any] | None
     canary: int | None
@@ -74,7 +74,7 @@ class RuleRunRow(Shape):
 class ExecutionRow(Shape):
     run_id: str = Field(description="The run of the engine.")
     kind: Literal["preview", "apply", "rollback", "reconcile"]
-    number: int
+    number: int = Field(description="Of its kind, from 0; of an apply it is the round.")
     status: str | None = Field(description="Null: the run of the engine is deleted.")
     error: str | None = Field(description="Of the run, or the most frequent one of its items.")
     created_at: datetime | None
@@ -168,7 +168,7 @@ class ReconciliationRow(Shape):
     due_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    checked: int
+    checked: int = Field(description="Applied targets. Failed ones with an unknown outcome are read by a retry.")
     mismatches: int
     unverified: int = Field(description="Targets whose price could not be read.")
     superseded: int = Field(description="Targets left out: a later run has changed their price, or is about to.")

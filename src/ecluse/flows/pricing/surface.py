@@ -20,7 +20,7 @@ from ecluse.base.validation import fields_of, partial_of
 from ecluse.db.query import Row
 from ecluse.flows.connections import project_surface, projects
 from ecluse.flows.connections.project_surface import READ, Name, ProjectNumber
-from ecluse.flows.pricing import metrics, rule_records
+from ecluse.flows.pricing import metrics, runs
 from ecluse.flows.pricing.rules import RecordId, Terms
 from ecluse.insight.samples import Sample
 
@@ -84,7 +84,7 @@ RULE.lists(
 async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     """Delete a project with its rules and its access token. Its past runs stay."""
     await projects.delete(act.connection, act.tenant, project_id, act.caller.name)
-    await rule_records.delete_all(act.connection, project_id, act.caller.name)
+    await runs.delete_rules(act.connection, project_id, act.caller.name)
     await sealed.delete(act.connection, act.tenant, projects.secret_name(project_id))
     return {"id": str(project_id), "deleted": True}
 
@@ -93,26 +93,26 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
     await act.require_room("pricing_rules")
-    return await rule_records.create(act.connection, act.tenant, int(body.project_id), body.name, body, act.caller.name)
+    return await runs.create_rule(act.connection, act.tenant, int(body.project_id), body.name, body, act.caller.name)
 
 
 @RULE.shows()
 async def show_rule(look: Look, rule_id: RuleNumber) -> Row:
     """Show one rule."""
-    return await rule_records.show(look.connection, look.tenant, rule_id)
+    return await runs.RULES.show(look.connection, look.tenant, rule_id)
 
 
 @RULE.changes("NAME_TAKEN")
 async def change_rule(act: Act, rule_id: RuleNumber, body: ChangedRule) -> Row:
     """Change a rule. What it decides by makes a new version; runs keep the version of their plan."""
     given = body.changes("ending", "floor", "cap")
-    return await rule_records.change(act.connection, act.tenant, rule_id, given, act.caller.name)
+    return await runs.change_rule(act.connection, act.tenant, rule_id, given, act.caller.name)
 
 
 @RULE.deletes()
 async def delete_rule(act: Act, rule_id: RuleNumber) -> Row:
     """Delete a rule. Its past runs stay."""
-    await rule_records.delete(act.connection, act.tenant, rule_id, act.caller.name)
+    await runs.RULES.delete(act.connection, act.tenant, rule_id, act.caller.name)
     return {"id": str(rule_id), "deleted": True}
 
 
