@@ -54,10 +54,10 @@ class Filters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def equal(base: type[Filters] = Filters, **columns: Any) -> type[Filters]:
-    """Return filters by the value of these columns, given with the type of each; `base` has further ones."""
+def equal(*others: type[Filters], **columns: Any) -> type[Filters]:
+    """Return filters by the value of these columns, given with the type of each, and `others`."""
     fields: Any = {name: (kind | None, None) for name, kind in columns.items()}
-    return create_model("Filters", __base__=base, **fields)
+    return create_model("Filters", __base__=others or (Filters,), **fields)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ async def delete_rule(act: Act, rule_id: RuleNumber) -> Row:
     return {"id": str(rule_id), "deleted": True}
 
 
-ALERTS = Listing("alerts", PricingAlertRow, "pricing_alerts", READ, filters=equal(AlertFilters, project_id=RecordId))
+ALERTS = Listing("alerts", PricingAlertRow, "pricing_alerts", READ, filters=equal(AlertFilters, OF_PROJECT))
 
 surface.listing(
     "/api/pricing/alerts",
