@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ecluse.db.query import fetch_all, fetch_row, fetch_rows, fetch_value
+from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
 from ecluse.engine.cluster.alerts import LOCK, watch
 from ecluse.engine.model.alerts import decide
 from ecluse.flows.pricing import metrics
@@ -82,6 +82,8 @@ async def test_metrics_count_what_the_executions_did_and_outlive_their_rows(dsn)
         await end(connection, run, timedelta(seconds=4))
         other, _ = await new_execution(connection, second, lane, [1])
         (before,) = await metrics.read(connection)
+        counted = await fetch_column(connection, "SELECT DISTINCT name FROM rule_execution_counts")
+        assert set(counted) == set(metrics.COUNTED)  # the view has the same buckets
         await metrics.keep(connection)
         await metrics.keep(connection)
         assert await fetch_value(connection, "SELECT run_id FROM rule_executions WHERE counted_at IS NULL") == other
