@@ -89,7 +89,7 @@ SELECT id, status, round, {run}, {target} FROM {table}
 WHERE id = ANY(%(ids)s) AND (%(run)s::bigint IS NULL OR {run} = %(run)s) ORDER BY id FOR NO KEY UPDATE
 """
 MOVED = {
-    "rule run": (RUNS, LOCK.format(table="rule_runs", run="id", target="NULL"), MOVE_RUNS),
+    "rule run": (RUNS, LOCK.format(table="rule_runs", run="id", target="null"), MOVE_RUNS),
     "target": (TARGETS, LOCK.format(table="rule_targets", run="rule_run_id", target="id"), MOVE_TARGETS),
 }
 COUNTS = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY status"
