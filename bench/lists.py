@@ -26,8 +26,8 @@ REPEATS = 100
 FILTERED = ("flow=bench", "state=completed", "state=failed", "flow=bench&state=completed")
 PAGES = ("/ui/runs", "/ui/runs?state=failed", "/ui/runs/{run}", "/ui/schedules", "/ui/lanes")
 
-# Rows of every table that a list or the page of a run reads; ids of runs go on after the first one. Outcomes come first:
-# the database refuses an ended run whose outcomes do not add up.
+# Rows of every table that a list or the page of a run reads; ids of runs go on after the first one. Outcomes are copied
+# before runs: the database refuses an ended run whose outcomes do not add up.
 COPIES = (
     ("outcomes", "run_id", ""),
     ("runs", "id", "event_key = event_key || '-' || n"),
@@ -51,7 +51,7 @@ async def copy_run(connection: psycopg.AsyncConnection[Any], run: int, runs: int
             values[column] = value
         await connection.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) OVERRIDING SYSTEM VALUE"  # noqa: S608 - our own names
-            f" SELECT {', '.join(values.values())} FROM {table}, generate_series(1, %s) n WHERE {run_column} = %s",  # type: ignore[arg-type]
+            f" SELECT {', '.join(values.values())} FROM {table}, generate_series(1, %s) n WHERE {run_column} = %s",
             (runs - 1, run),
         )
     await connection.execute("ANALYZE")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0045"
-down_revision = "0043"
+down_revision = "0044"
 
 TARGETS = """
 CREATE OR REPLACE VIEW rule_target_list AS
