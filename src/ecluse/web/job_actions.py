@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecluse.web.action import Action
+from ecluse.web.action_texts import Action
 
 JOBS, SCHEDULES, SERVERS = "/ui/jobs", "/ui/jobs/schedules", "/ui/jobs/servers"
 SCHEDULE = "job schedule"
