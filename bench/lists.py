@@ -20,7 +20,7 @@ from bench.server import server
 from ecluse.access import keys
 from ecluse.db.connect import normalise
 from ecluse.migrations.runner import upgrade
-from ecluse.web.door import COOKIE
+from ecluse.web.authentication import COOKIE
 
 REPEATS = 100
 FILTERED = ("flow=bench", "state=completed", "state=failed", "flow=bench&state=completed")

@@ -27,7 +27,7 @@ from bench.serving import Running, Served, cpu_seconds, sandbox, served
 from ecluse.flows.pricing.rules import Terms, make_plan
 from ecluse.vendors.shopify import PRICES, SET_PRICES, VERSION
 from ecluse.vendors.shops import Variant
-from ecluse.web.door import COOKIE
+from ecluse.web.authentication import COOKIE
 
 REPLICAS, HANDS = 3, 16
 KNOBS = {

@@ -18,7 +18,7 @@ from ecluse.access.secrets import Secrets
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from ecluse.notify.webhook_signature import new_secret
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from tests.support import job_rows
 from tests.support.api_server import FLOW, SEALING, SECRET_KEY, add_connections, add_tenant, new_key
 

@@ -7,7 +7,7 @@ import http.client
 import re
 from dataclasses import dataclass
 
-from ecluse.web.door import COOKIE
+from ecluse.web.authentication import COOKIE
 from tests.support.api_server import Answer, Client
 from tests.support.waits import PATIENCE
 

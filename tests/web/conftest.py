@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, sync_playwright
 from psycopg.types.json import Jsonb
 
-from ecluse.web.door import COOKIE
+from ecluse.web.authentication import COOKIE
 from ecluse.web.live import Pace
 from tests.support.api_server import FLOW, Client, add_tenant, new_key, serving
 from tests.support.pages import LivePage, Reader

@@ -13,7 +13,7 @@ from fastapi.routing import iter_route_contexts
 from ecluse.access.permissions import ROLES
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
-from ecluse.web.door import COOKIE, HEADERS, Page
+from ecluse.web.authentication import COOKIE, HEADERS, Page
 from tests.support.api_server import FLOW, SEALING, new_key
 from tests.support.job_world import JobWorld
 from tests.support.pages import LivePage, Reader, text

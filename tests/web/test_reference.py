@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from ecluse.access.codes import REFUSALS
 from ecluse.insight.outcome_codes import FAILURES
-from ecluse.web.door import HEADERS
+from ecluse.web.authentication import HEADERS
 from tests.web.conftest import AXE, PATIENCE
 
 pytestmark = pytest.mark.long

@@ -55,7 +55,7 @@ def test_the_files_of_a_page_may_be_kept_for_good_and_those_of_another_version_n
     assert (older.status, older.headers["Cache-Control"], older.body) == (200, "no-cache", answer.body)
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "../door.py", "..%2fdoor.py", "vendored/MANIFEST.json", ""])
+@pytest.mark.parametrize("name", ["nothing.js", "../login.py", "..%2flogin.py", "vendored/MANIFEST.json", ""])
 def test_nothing_else_is_sent(reader, name):
     assert reader.get(f"/ui/static/{VERSION}/{name}").status == 404
 

@@ -12,11 +12,11 @@ from ecluse.web import (
     companies,
     confirm,
     connections,
-    entrance,
     forms,
     job_schedules,
     jobs,
     lanes,
+    login,
     pricing,
     reference,
     runs,
@@ -29,7 +29,7 @@ from ecluse.web.live import Pace, RenderingTurns
 # In this order: the last one has a route that matches every remaining path.
 PARTS = (
     *(runs, targets, schedules, lanes, connections, audits, shops, pricing, job_schedules, jobs, companies),
-    *(forms, reference, confirm, entrance),
+    *(forms, reference, confirm, login),
 )
 
 

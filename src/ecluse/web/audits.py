@@ -15,7 +15,7 @@ from ecluse.flows.audits.queries import show_audit
 from ecluse.flows.audits.surface import AUDITS, CONFIGS, Status
 from ecluse.web import render
 from ecluse.web.actions import buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 ROWS, MOST_CONFIGS = 25, 200
 

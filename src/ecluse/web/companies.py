@@ -23,7 +23,7 @@ from ecluse.insight.waiting import why_run
 from ecluse.vendors.registers import MESSAGES, ErrorCode, Source
 from ecluse.web import forms, live, render
 from ecluse.web.actions import buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from ecluse.web.lanes import caps
 from ecluse.web.live import Context
 from ecluse.web.shops import Column

@@ -12,7 +12,7 @@ from ecluse.base.errors import NotFound
 from ecluse.notify import confirmation
 from ecluse.notify.confirmation import PATH
 from ecluse.web import render
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 VOID = "This link was used already, was replaced by a newer one, or has expired. Ask its sender for another one."
 

@@ -14,7 +14,7 @@ from ecluse.flows.connections.records import KINDS, VENDORS
 from ecluse.flows.connections.surface import CONNECTIONS, READ
 from ecluse.web import render
 from ecluse.web.actions import buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 HERE = "/ui/connections"

@@ -28,7 +28,7 @@ from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import problem
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
-from ecluse.web.door import Page, admitted, inside
+from ecluse.web.authentication import Page, admitted, inside
 from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, texts_of, values_of
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields

@@ -18,7 +18,7 @@ from ecluse.flows.jobs.schedule_surface import SCHEDULES, SLOTS
 from ecluse.flows.jobs.schedules import show
 from ecluse.web import jobs, live, render
 from ecluse.web.actions import Button, buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from ecluse.web.live import Context
 from ecluse.web.schedules import Ahead, ahead
 from ecluse.web.shops import Column

@@ -17,7 +17,7 @@ from ecluse.flows.jobs.attempts import JobStatus
 from ecluse.flows.jobs.job_surface import JOBS, READ, read_job
 from ecluse.web import live, render
 from ecluse.web.actions import Button, buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from ecluse.web.live import Context
 from ecluse.web.shops import Column
 

@@ -11,7 +11,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_value
 from ecluse.web import live, render
 from ecluse.web.actions import buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from ecluse.web.live import Context
 
 routes = APIRouter(route_class=Page, include_in_schema=False)

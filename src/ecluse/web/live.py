@@ -29,7 +29,7 @@ from ecluse.realtime.hub import Listener, Message
 from ecluse.realtime.room import Realtime
 from ecluse.realtime.stream import EventStream
 from ecluse.web import render
-from ecluse.web.door import admitted
+from ecluse.web.authentication import admitted
 
 log = structlog.get_logger(__name__)
 END = b"event: end\ndata: \n\n"

@@ -23,7 +23,7 @@ from ecluse.flows.pricing.states import RUNS as STATES
 from ecluse.flows.pricing.surface import ALERTS
 from ecluse.web import live, render
 from ecluse.web.actions import Button, buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 from ecluse.web.live import Context
 from ecluse.web.shops import HOME, MOST, Column, money
 

@@ -9,7 +9,7 @@ from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import EXPLAINED
 from ecluse.insight.outcome_codes import FAILURES
 from ecluse.web import render
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 

@@ -24,8 +24,8 @@ from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.web import figures, live, render, standing
 from ecluse.web.actions import Button, buttons
 from ecluse.web.advice import advice
+from ecluse.web.authentication import Page
 from ecluse.web.automation import budget_warning
-from ecluse.web.door import Page
 from ecluse.web.figures import Table
 from ecluse.web.live import Context
 

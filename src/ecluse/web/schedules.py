@@ -23,8 +23,8 @@ from ecluse.insight import run_queries
 from ecluse.realtime.hub import Message
 from ecluse.web import figures, live, render
 from ecluse.web.actions import Button, buttons
+from ecluse.web.authentication import Page
 from ecluse.web.automation import plan_of
-from ecluse.web.door import Page
 from ecluse.web.live import Context
 
 SCHEDULES, RUNS = 25, 10  # rows of each on a page

@@ -17,7 +17,7 @@ from ecluse.flows.connections.project_surface import PROJECTS, READ
 from ecluse.flows.pricing.surface import RULES
 from ecluse.web import render
 from ecluse.web.actions import Button, buttons
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 MOST = 200  # projects or rules on a page
 

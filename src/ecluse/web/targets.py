@@ -19,7 +19,7 @@ from ecluse.insight.causes import BLOCKING
 from ecluse.insight.targets import show_target
 from ecluse.web import render
 from ecluse.web.advice import advice
-from ecluse.web.door import Page
+from ecluse.web.authentication import Page
 
 OF_FICHES = (AUTOMATION, TRANSCRIPTION, AUDIT)  # flows whose targets are fiches
 RUNS = 25  # rows on a page

@@ -18,7 +18,7 @@ from ecluse.access.changes import change
 from ecluse.access.envelope import Refused, note_refusal
 from ecluse.base.errors import NotFound
 from ecluse.web import render
-from ecluse.web.door import COOKIE, LOGIN, Page, admitted, inside
+from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, inside
 from ecluse.web.files import FILES, PATH, VERSION
 
 HOME = "/ui/runs"
