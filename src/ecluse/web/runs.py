@@ -21,7 +21,7 @@ from ecluse.insight import run_queries
 from ecluse.insight.causes import BLOCKING
 from ecluse.insight.waiting import why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.web import figures, live, render, standing
+from ecluse.web import figures, live, render, run_state
 from ecluse.web.actions import Button, buttons
 from ecluse.web.advice import advice
 from ecluse.web.authentication import Page
@@ -196,7 +196,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
             "redrives": await figures.table(connection, tenant, redrives),
             "log": log,
             "waits": waits,
-            "standing": await standing.of(connection, run, kit_of(request).clock.now(), waits),
+            "run_state": await run_state.of(connection, run, kit_of(request).clock.now(), waits),
             "blocking": BLOCKING,
             "warning": await budget_warning(connection, run_id) if run["flow"] == AUTOMATION else None,
         }
@@ -205,12 +205,12 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     ended = shown["run"]["ended_at"] is not None
     sizes = {"outcomes": OUTCOMES, "log": LOG, "reasons": REASONS}
     run, progress = shown["run"], shown["progress"]
-    stuck = shown["standing"] is not None and shown["standing"].stuck
+    stuck = shown["run_state"] is not None and shown["run_state"].stuck
     name = shown["schedule"]["name"] if shown["schedule"] else f"{run['flow']} #{run['id']}"
     said = {
         "name": name,
-        "sentence": standing.sentence(run, progress, stuck),
-        "title": standing.title(run, name, progress),
+        "sentence": run_state.sentence(run, progress, stuck),
+        "title": run_state.title(run, name, progress),
         "buttons": _buttons(request, run),
         "redrive": lambda code: _redrive(request, run, error_code=code),
         "advice": advice,

@@ -15,7 +15,7 @@ ENOUGH = 5  # units that are done before their pace predicts the rest
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """The state of an open run. `why`: what it waits for. `ends_by`: the expected start of its last call."""
 
     why: str
@@ -33,7 +33,7 @@ class Standing:
         return late and not self.clock_stopped
 
 
-async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | None) -> Standing | None:
+async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | None) -> RunState | None:
     """Return the state of a run; None if it has ended."""
     if waits is None or waits.progress_at is None:
         return None
@@ -42,7 +42,7 @@ async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | 
     said = waits.summary if one is None else f"{one.count:,} waiting: {one.detail}" if one.lane else one.detail
     open_ = [stage for stage in run["stages"] if stage["ended_at"] is None]
     lasts = [group.last_at for group in waits.groups if group.last_at is not None]
-    return Standing(
+    return RunState(
         said,
         waits.blocked or quiet,
         waits.progress_at if quiet else None,
