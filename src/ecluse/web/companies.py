@@ -259,7 +259,7 @@ def in_words(value: Any) -> Markup | str:
             return ", ".join(str(one) for one in value)
         case float():
             return f"{value:,.2f}"
-    return render.plain(value)
+    return render.formatted(value)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -114,7 +114,7 @@ def words(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def plain(value: Any) -> Markup | str:
+def formatted(value: Any) -> Markup | str:
     """Format a value of a JSON answer for a page: instants as times, numbers with separators, objects and lists as one
     line. Markup stays as it is."""
     match value:
@@ -171,7 +171,7 @@ def _environment() -> Environment:
         "elapsed": elapsed,
         "how_ended": how_ended,
         "words": words,
-        "plain": plain,
+        "formatted": formatted,
         "with_code": with_code,
     }
     made.globals |= {"static": address, "query": query, "dash": NONE}
