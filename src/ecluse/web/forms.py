@@ -42,7 +42,7 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 
 
 @dataclass(frozen=True)
-class Asked:
+class FormRequest:
     """An operation that a form is shown for: its declaration, the values of its path, the record that it is about, its
     preview, and the page to return to."""
 
@@ -71,7 +71,7 @@ async def show_form(request: Request, name: str, place: str = "") -> Response:
     if not place and (chosen := _chosen(request, name)):
         return RedirectResponse(chosen, 303)
     declared, values = await _operation(request, name, place)
-    asked = await _asked(request, name, declared, values, given, given.pop("back", ""))
+    asked = await _form_request(request, name, declared, values, given, given.pop("back", ""))
     return _form(request, asked, given)
 
 
@@ -86,7 +86,7 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
     keyed = _keyed(request, sent, given)
     if (answered := await replayed(keyed)) is not None:  # submitted and done before
         return _done(request, name, declared, values, given, answered)
-    asked = await _asked(request, name, declared, values, given, given.get(BACK, ""))
+    asked = await _form_request(request, name, declared, values, given, given.get(BACK, ""))
     if MORE in given or LOOK in given:
         return _form(request, asked, given)
     if asked.current is not None and given.get(SHOWN) != asked.digest:
@@ -161,9 +161,9 @@ async def _operation(request: Request, name: str, place: str) -> tuple[Declared,
     return declared, dict(zip(names, parts, strict=True))
 
 
-async def _asked(
+async def _form_request(
     request: Request, name: str, declared: Declared, values: dict[str, str], given: Mapping[str, str], back: str
-) -> Asked:
+) -> FormRequest:
     preview = declared.command.preview if declared.command and ACTIONS[name].previews else ""
     of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
     record = await read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
@@ -172,7 +172,7 @@ async def _asked(
     known = set(declared.body.model_fields) if declared.body else set()
     looks = known & _parameters(_route(request, lambda route: route.name == preview))
     chosen = {one: given[one] for one in looks if given.get(one)}
-    return Asked(
+    return FormRequest(
         name,
         declared,
         values,
@@ -234,7 +234,7 @@ def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
     return Request({**request.scope, "headers": headers}, again)
 
 
-def _body(asked: Asked, given: Mapping[str, str]) -> dict[str, Any]:
+def _body(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the operation's body from the entered texts, as keyword arguments; if a record is edited, only with the
     fields that differ."""
     model = asked.declared.body
@@ -255,7 +255,7 @@ def _at_fields(error: ValidationError) -> dict[str, str]:
     return found
 
 
-def _at_field(asked: Asked, message: str) -> dict[str, str]:
+def _at_field(asked: FormRequest, message: str) -> dict[str, str]:
     """Return the message as a problem of the field whose name it begins with (`name: …`), else of the form as a whole
     (the empty name)."""
     name, colon, rest = message.partition(": ")
@@ -264,7 +264,11 @@ def _at_field(asked: Asked, message: str) -> dict[str, str]:
 
 
 def _form(
-    request: Request, asked: Asked, given: Mapping[str, str], status: int = 200, problems: dict[str, str] | None = None
+    request: Request,
+    asked: FormRequest,
+    given: Mapping[str, str],
+    status: int = 200,
+    problems: dict[str, str] | None = None,
 ) -> Response:
     model, action = asked.declared.body, ACTIONS[asked.name]
     fields = fields_of(model, asked.current, given) if model else []
