@@ -198,7 +198,7 @@ def completion(_: Given, given: Namespace) -> int:
 
 
 def complete(words: list[str]) -> int:
-    for word in candidates(known(), words[1:] if words[:1] == ["--"] else words):
+    for word in candidates(all_commands(), words[1:] if words[:1] == ["--"] else words):
         show.write(word)
     return OK
 
@@ -327,7 +327,7 @@ COMMANDS = [
 ]
 
 
-def known() -> list[Local | Json]:
+def all_commands() -> list[Local | Json]:
     """Return all commands. A command of this program replaces the server's command of the same name."""
     own = {one.name for one in COMMANDS}
     return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

@@ -14,7 +14,7 @@ from ecluse.cli.catalogue import CONNECTION, Found, Json, Local, add_connection,
 from ecluse.cli.client import Client
 from ecluse.cli.document import commands_of
 from ecluse.cli.failure import INTERRUPTED, OK, REFUSED, Failure, meant, misused
-from ecluse.cli.local import known
+from ecluse.cli.local import all_commands
 from ecluse.cli.remote import execute
 from ecluse.cli.target import Given, client_for
 
@@ -52,7 +52,7 @@ def _dispatch(words: list[str]) -> int:
 
         show.write(f"ecluse {version()}")
         return OK
-    commands = known()
+    commands = all_commands()
     found = find(commands, words)
     if found.command is None and found.rest and not found.rest[0].startswith("-"):
         commands, found = _ask_server(commands, found, words, given)
