@@ -23,7 +23,7 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 MAY = "audits.read"
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     """Filters and offset of the list of audits."""
 
     fiche_id: Filter = None
@@ -33,7 +33,7 @@ class Wanted(BaseModel):
 
 
 @routes.get("/ui/audits", openapi_extra=needs(MAY))
-async def show_audits(request: Request, wanted: Annotated[Wanted, Query()]) -> Response:
+async def show_audits(request: Request, wanted: Annotated[ListFilters, Query()]) -> Response:
     caller = caller_of(request)
     filters = {
         "fiche_id": wanted.fiche_id or None,

@@ -45,7 +45,7 @@ role type last_name first_names name siren born nationality masked date numero l
 OPEN = (Status.PENDING, Status.RUNNING)
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     """Filters and offset of the list of requests."""
 
     q: Filter = None
@@ -54,7 +54,7 @@ class Wanted(BaseModel):
     offset: Offset = 0
 
 
-WantedRequests = Annotated[Wanted, Query()]
+FiltersOfList = Annotated[ListFilters, Query()]
 
 
 class Group(NamedTuple):
@@ -65,13 +65,13 @@ class Group(NamedTuple):
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_requests(request: Request, wanted: WantedRequests) -> Response:
+async def show_requests(request: Request, wanted: FiltersOfList) -> Response:
     shown = await _requests(request, wanted)
     return render.page(request, "requests.html", regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
-async def follow_requests(request: Request, wanted: WantedRequests) -> Response:
+async def follow_requests(request: Request, wanted: FiltersOfList) -> Response:
     return live.stream(
         request,
         READ,
@@ -114,7 +114,7 @@ async def follow_one(request: Request, request_id: str) -> Response:
     )
 
 
-async def _requests(request: Request, wanted: Wanted) -> Context:
+async def _requests(request: Request, wanted: ListFilters) -> Context:
     given = {"q": wanted.q or None, "siren": wanted.siren or None, "status": wanted.status}
     caller = caller_of(request)
     page = await reads_of(request)(

@@ -53,15 +53,15 @@ OF_AGENT = (
 )
 
 
-class Wanted(BaseModel):
+class ListOffset(BaseModel):
     offset: Offset = 0
 
 
-WantedSchedules = Annotated[Wanted, Query()]
+OffsetOfList = Annotated[ListOffset, Query()]
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
+async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
     caller, now = caller_of(request), kit_of(request).clock.now()
     rows: list[Row] = (
         await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=ROWS + 1, offset=wanted.offset))
@@ -126,7 +126,7 @@ async def _schedule(request: Request, job_schedule_id: str) -> Context:
     async def ask(connection: Connection) -> Context:
         row = camel(await show(connection, caller.tenant, job_schedule_id))
         slots = await read_page(connection, caller, SLOTS, {"job_schedule_id": job_schedule_id}, limit=SLOTS_SHOWN)
-        wanted = jobs.Wanted(schedule=job_schedule_id)
+        wanted = jobs.ListFilters(schedule=job_schedule_id)
         servers = await read_page(connection, caller, OF_SERVERS, {}, limit=MOST)
         return {
             "schedule": row,

@@ -55,7 +55,7 @@ COLUMNS = (
 )
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     """Filters and offset of the list of jobs."""
 
     schedule: Filter = None
@@ -63,17 +63,17 @@ class Wanted(BaseModel):
     offset: Offset = 0
 
 
-WantedJobs = Annotated[Wanted, Query()]
+FiltersOfList = Annotated[ListFilters, Query()]
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_jobs(request: Request, wanted: WantedJobs) -> Response:
+async def show_jobs(request: Request, wanted: FiltersOfList) -> Response:
     shown = await _jobs(request, wanted)
     return render.page(request, "jobs.html", regions=LIST.regions(request, **shown), statuses=list(STATES), **shown)
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
-async def follow_jobs(request: Request, wanted: WantedJobs) -> Response:
+async def follow_jobs(request: Request, wanted: FiltersOfList) -> Response:
     return live.stream(
         request, READ, LIST, lambda: _jobs(request, wanted), lambda message: live.said(message, "job_id") is not None
     )
@@ -93,7 +93,7 @@ async def follow_one(request: Request, job_id: str) -> Response:
     )
 
 
-async def listed(connection: Connection, request: Request, wanted: Wanted, limit: int) -> list[Row]:
+async def listed(connection: Connection, request: Request, wanted: ListFilters, limit: int) -> list[Row]:
     """Return rows of jobs for a table, the newest first."""
     caller, given = caller_of(request), {"scheduleId": wanted.schedule, "status": wanted.status}
     rows: list[Row] = (await read_page(connection, caller, JOBS, given, limit=limit, offset=wanted.offset))["jobs"]
@@ -109,7 +109,7 @@ async def names(connection: Connection, tenant: str, ids: Sequence[str]) -> dict
     return {one["id"]: one for one in await fetch_all(connection, dict, NAMES, (tenant, list(ids)))}
 
 
-async def _jobs(request: Request, wanted: Wanted) -> Context:
+async def _jobs(request: Request, wanted: ListFilters) -> Context:
     async def ask(connection: Connection) -> tuple[list[Row], str | None]:
         rows = await listed(connection, request, wanted, ROWS + 1)
         given = [wanted.schedule] if wanted.schedule else []

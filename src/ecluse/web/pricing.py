@@ -46,7 +46,7 @@ WHERE rule_run_id = %s AND rule_target_id IS NULL ORDER BY id DESC LIMIT %s
 """
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     """Filters and offset of the list of rule runs."""
 
     project: Filter = None
@@ -62,18 +62,18 @@ class Part(BaseModel):
     targets: Offset = 0
 
 
-WantedRuns = Annotated[Wanted, Query()]
+FiltersOfList = Annotated[ListFilters, Query()]
 PartOfRun = Annotated[Part, Query()]
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_runs(request: Request, wanted: WantedRuns) -> Response:
+async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
     shown = await _runs(request, wanted)
     return render.page(request, "pricing.html", regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
-async def follow_runs(request: Request, wanted: WantedRuns) -> Response:
+async def follow_runs(request: Request, wanted: FiltersOfList) -> Response:
     return live.stream(
         request, READ, LIST, lambda: _runs(request, wanted), lambda message: live.said(message, "runId") is not None
     )
@@ -98,7 +98,7 @@ async def follow_one(request: Request, rule_run_id: str, part: PartOfRun) -> Res
     )
 
 
-async def _runs(request: Request, wanted: Wanted) -> Context:
+async def _runs(request: Request, wanted: ListFilters) -> Context:
     given = {
         "project_id": number("project", wanted.project) if wanted.project else None,
         "rule_id": number("rule", wanted.rule) if wanted.rule else None,

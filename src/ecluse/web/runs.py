@@ -42,7 +42,7 @@ ONE = live.Page("run_live.html", REGIONS)
 Day = Annotated[date | None, BeforeValidator(lambda given: given or None)]
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     """Filters of the list of runs: the query parameters of the filter form and of links to it."""
 
     flow: Filter = None
@@ -65,12 +65,12 @@ class Part(BaseModel):
     log: Offset = 0
 
 
-WantedRuns = Annotated[Wanted, Query()]
+FiltersOfList = Annotated[ListFilters, Query()]
 PartOfRun = Annotated[Part, Query()]
 
 
 @routes.get("/ui/runs", openapi_extra=needs(MAY))
-async def show_runs(request: Request, wanted: WantedRuns) -> Response:
+async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
     tenant = caller_of(request).tenant
     shown = await _runs(request, wanted)
     schedules = await reads_of(request)(lambda c: list_schedules(c, tenant, limit=SCHEDULES, offset=0))
@@ -87,7 +87,7 @@ async def show_runs(request: Request, wanted: WantedRuns) -> Response:
 
 
 @routes.get("/ui/runs/live", openapi_extra=needs(MAY))
-async def follow_runs(request: Request, wanted: WantedRuns) -> Response:
+async def follow_runs(request: Request, wanted: FiltersOfList) -> Response:
     return live.stream(request, MAY, LIST, lambda: _runs(request, wanted), lambda _: True)
 
 
@@ -124,7 +124,7 @@ def _midnight(day: date | None, later: int = 0) -> datetime | None:
     return None if day is None else datetime.combine(day, time(), UTC) + timedelta(days=later)
 
 
-async def _runs(request: Request, wanted: Wanted) -> Context:
+async def _runs(request: Request, wanted: ListFilters) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
     given = request.app.state.connections.given

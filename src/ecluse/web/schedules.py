@@ -36,11 +36,11 @@ HOME = "/ui/schedules"
 LIST, ONE = live.Page("schedules_live.html"), live.Page("schedule_live.html")
 
 
-class Wanted(BaseModel):
+class ListOffset(BaseModel):
     offset: Offset = 0
 
 
-WantedSchedules = Annotated[Wanted, Query()]
+OffsetOfList = Annotated[ListOffset, Query()]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def ahead(row: Row, now: datetime, count: int) -> Ahead:
 
 
 @routes.get("/ui/schedules", openapi_extra=needs(MAY))
-async def show_schedules(request: Request, wanted: WantedSchedules) -> Response:
+async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
     shown = await _schedules(request, wanted)
     new = buttons(request, ("create_automation_schedule", {}), ("create_schedule", {}), back=HOME)
     return render.page(request, "schedules.html", new=new, regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/schedules/live", openapi_extra=needs(MAY))
-async def follow_schedules(request: Request, wanted: WantedSchedules) -> Response:
+async def follow_schedules(request: Request, wanted: OffsetOfList) -> Response:
     return live.stream(request, MAY, LIST, lambda: _schedules(request, wanted), _of_a_schedule)
 
 
@@ -91,7 +91,7 @@ def _of_a_schedule(message: Message) -> bool:
     return live.said(message, "schedule_id") is not None
 
 
-async def _schedules(request: Request, wanted: Wanted) -> Context:
+async def _schedules(request: Request, wanted: ListOffset) -> Context:
     tenant, now = caller_of(request).tenant, kit_of(request).clock.now()
 
     async def ask(connection: Connection) -> Context:

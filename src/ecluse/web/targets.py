@@ -57,13 +57,13 @@ FROM audit_list WHERE tenant_id = %(tenant)s AND fiche_id = %(target)s ORDER BY 
 """
 
 
-class Wanted(BaseModel):
+class ListFilters(BaseModel):
     q: Filter = None
     offset: Offset = 0
 
 
 @routes.get("/ui/targets", openapi_extra=needs(MAY))
-async def find(request: Request, wanted: Annotated[Wanted, Query()]) -> Response:
+async def find(request: Request, wanted: Annotated[ListFilters, Query()]) -> Response:
     tenant, target = caller_of(request).tenant, (wanted.q or "").strip()
 
     async def ask(connection: Connection) -> list[Row]:
