@@ -116,7 +116,7 @@ def test_a_run_says_which_failed_targets_a_reconciliation_does_not_compare(opera
 
 def test_a_rollback_counts_the_restored_prices():
     run = {"counts": {"APPLIED": 414, "ROLLED_BACK": 30, "FAILED": 49}}
-    said = "Rollback is under way: 30 prices are restored, 414 are the applied ones."
+    said = "Rollback is under way: 30 prices are restored, 414 are still as applied."
     assert sentence(run, [{"kind": "rollback"}]) == said
     assert sentence(run, [{"kind": "apply"}]) == "Apply is under way: 493 of 493 targets are settled."
 
@@ -125,7 +125,7 @@ def test_a_rollback_counts_the_restored_prices():
     ("name", "label", "says"),
     [
         ("retry_rule_run", "Retry failed (2)", "2 failed targets are applied again."),
-        ("roll_back_rule_run", "Roll back", "2 applied prices get their former values again in the shop"),
+        ("roll_back_rule_run", "Roll back", "2 applied prices are set back to their former values in the shop"),
         ("reconcile_rule_run", "Reconcile", "2 applied prices are read from the shop and compared. No price changes."),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_target_is_shown_with_its_attempts_its_effects_and_its_log(reader, pag
         connection.execute(WORK, {"run": run_id, "target": "T-7"})
     shown = reader.shown(f"/ui/runs/{run_id}/targets/T-7")
     assert "T-7 in run" in shown
-    assert "failed VENDOR_UNAVAILABLE three times A redrive can heal this, once the vendor answers again." in shown
+    assert "failed VENDOR_UNAVAILABLE three times A redrive may succeed once the vendor answers again." in shown
     assert "read part 1 failed of T-7 2 2026-03-02 10:01:00 VENDOR_UNAVAILABLE HTTP 503 try 1 on replica-1" in shown
     assert "try 2 may have been applied on replica-2" in shown
     assert 'read part 1 unknown 1 {"price": 7}' in shown
@@ -60,7 +60,7 @@ def test_an_audit_is_shown_in_full_and_found_by_its_fiche(reader, audited):
     full = reader.shown(f"/ui/audits/{audit_id}")
     assert "90.00 of 100" in full
     assert "Consent 4.5 of 5, weight 2 Clear. I agree recording c-1, character 5" in full
-    assert "never said no transcript has this quote" in full
+    assert "never said this quote is in no transcript" in full
     assert f'href="/ui/audits/{audit_id}"' in reader.get("/ui/audits?fiche_id=171234").body.decode()
     assert f'href="/ui/audits/{audit_id}"' not in reader.get("/ui/audits?fiche_id=other").body.decode()
     assert "No matching audits" in reader.shown("/ui/audits?status=failed")
@@ -74,7 +74,7 @@ def test_a_target_that_waits_or_will_fail_says_why(reader, pages_dsn, fill):
         connection.execute(WITHOUT_URL, {"run": run_id, "fiche": "900"})
     shown = reader.shown(f"/ui/runs/{run_id}/targets/900")
     assert "Will fail: NO_URL 1 of 3 recordings has no URL in the CRM" in shown
-    assert "Runs made for it transcription #" in shown
+    assert "Runs started for this target transcription #" in shown
     assert "known 900-2 in run #" in shown
     lane = fill("INSERT INTO lanes (name, paused_at, paused_reason) VALUES ('shut', ecluse_now(), 'x') RETURNING id")
     fill(

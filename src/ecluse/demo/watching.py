@@ -60,7 +60,7 @@ def watch(
                 display.print(
                     f"kill -9 of the server, on purpose: {seen.phase}, {seen.done} of {seen.total} done", "red"
                 )
-                display.print("starting it again: only the database is left", "red")
+                display.print("starting the server again; its only remaining state is the database", "red")
                 played.start_server()
             if killed_at is not None and kill is None:
                 for row in played.query(BACK, killed_at):

@@ -10,9 +10,9 @@ CONNECTIONS = "/ui/connections"
 PRICING, PROJECTS, RULES = "/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules"
 RULE_RUN = "/ui/pricing/runs/{id}"
 REQUESTS = "/ui/requests"
-CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep what they began with."
+CHANGED = "Schedule {schedule_id} changes for all later runs. Open runs keep the settings they started with."
 DELETED = "Schedule {schedule_id} is deleted, for good. Its runs stay."
-FIRED = "A run of schedule {schedule_id} starts now. Its due times stay as they are."
+FIRED = "A run of schedule {schedule_id} starts now. Its due times do not change."
 
 
 class Action(NamedTuple):
@@ -90,15 +90,15 @@ ACTION_TEXTS = {
     ),
     "put_budget": Action(
         "Set budget",
-        "Paid calls wait, and starts are refused, once this amount is spent. Calls that wait for a budget are tried "
-        "again at once.",
+        "Once this amount is spent, paid calls wait and new runs are refused. Calls that already wait for a budget are "
+        "tried again at once.",
         "The budget was set.",
         "",
         LANES,
     ),
     "remove_budget": Action(
         "Delete",
-        "Budget {budget_id} is deleted: it limits paid calls no more, and those that wait for it continue.",
+        "Budget {budget_id} is deleted. It no longer limits paid calls, and calls that wait for it continue.",
         "The budget was deleted.",
         "budget",
         LANES,
@@ -114,14 +114,14 @@ ACTION_TEXTS = {
     ),
     "change_connection": Action(
         "Edit",
-        "Connection {kind} changes for the calls that follow. A new key is tested first.",
+        "Connection {kind} changes for all later calls. A new key is tested first.",
         "The connection was saved.",
         "connection",
         CONNECTIONS,
     ),
     "delete_connection": Action(
         "Delete",
-        "Connection {kind} and its key are deleted. Calls that are not sent yet fail.",
+        "Connection {kind} and its key are deleted. Calls not sent yet will fail.",
         "The connection was deleted.",
         "connection",
         CONNECTIONS,
@@ -132,7 +132,7 @@ ACTION_TEXTS = {
         "Test", "The vendor is called once with the stored key.", "The connection works.", "connection", CONNECTIONS
     ),
     "create_config": Action(
-        "New config", "The config is created, in its first version.", "The config was created.", "", AUDITS
+        "New config", "The audit config is created as version 1.", "The config was created.", "", AUDITS
     ),
     "change_config": Action(
         "Edit",
@@ -160,7 +160,7 @@ ACTION_TEXTS = {
     ),
     "change_project": Action(
         "Edit",
-        "Project {project_id} changes for the calls that follow. A new token is tested first.",
+        "Project {project_id} changes for all later calls. A new token is tested first.",
         "The project was saved.",
         "project",
         PROJECTS,
@@ -226,7 +226,7 @@ ACTION_TEXTS = {
     ),
     "roll_back_rule_run": Action(
         "Roll back",
-        "{APPLIED} applied prices get their former values again in the shop, unless they were changed since.",
+        "{APPLIED} applied prices are set back to their former values in the shop, unless they were changed since.",
         "The rollback was started.",
         "rule run",
         PRICING,
@@ -244,7 +244,7 @@ ACTION_TEXTS = {
     ),
     "correct_rule_run": Action(
         "Correct mismatches",
-        "A new rule run is created, of the prices that the latest reconciliation found changed. No price changes until "
+        "A new rule run is created for the prices that the latest reconciliation found changed. No price changes until "
         "that run is queued.",
         "The correcting run was created: queue it to change prices.",
         "rule run",
@@ -253,7 +253,7 @@ ACTION_TEXTS = {
     ),
     "create_request": Action(
         "New request",
-        "The registers are asked for the company, unless fresh data of it are stored.",
+        "The registers are asked for the data of the company, unless fresh data are stored.",
         "The request was created.",
         "",
         REQUESTS,
@@ -261,7 +261,7 @@ ACTION_TEXTS = {
     ),
     "refresh_company": Action(
         "Refresh",
-        "The registers are asked again for the company of request {request_id}. What is stored stays until then.",
+        "The registers are asked again for the company of request {request_id}. The stored data stay until they answer.",
         "The registers are asked again.",
         "request",
         REQUESTS,

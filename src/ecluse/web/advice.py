@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-REDRIVE = "A redrive can heal this."
-LATER = "A redrive can heal this, once the vendor answers again."
-SETTING = "Repair the setting or the key first; then a redrive can heal this."
-RECORD = "A redrive fails again until the record is repaired in the CRM."
-NOTHING = "A redrive fails again: the vendor refuses this as it is."
-UNKNOWN = "If the cause is gone by now, a redrive can heal this."
+REDRIVE = "A redrive may succeed."
+LATER = "A redrive may succeed once the vendor answers again."
+SETTING = "Correct the setting or the key first; then a redrive may succeed."
+RECORD = "A redrive fails again until the record is corrected in the CRM."
+NOTHING = "A redrive fails again: the vendor refuses this record as it is."
+UNKNOWN = "If the cause is gone, a redrive may succeed."
 
 ADVICE = {
     **dict.fromkeys(("CANCELLED", "INCOMPLETE", "RUN_ENDED", "STALLED", "WORKER_CRASHED", "DISPATCH_FAILED"), REDRIVE),
@@ -18,7 +18,7 @@ ADVICE = {
     **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY", "NO_CONNECTION"), SETTING),
     **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE"), RECORD),
     **dict.fromkeys(("VENDOR_REFUSED", "CONTENT_FILTERED", "TRANSCRIPT_TOO_LONG", "ANSWER_TOO_LARGE"), NOTHING),
-    "NO_TRANSCRIPT": "A redrive can heal this if the record has recordings; without any, it fails again.",
+    "NO_TRANSCRIPT": "A redrive may succeed if the record has recordings; without any, it fails again.",
 }
 
 

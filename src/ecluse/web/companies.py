@@ -135,7 +135,7 @@ async def _requests(request: Request, wanted: ListFilters) -> Context:
         Column("status", "Status"),
         Column("number", "SIREN"),
         Column("reason", "Reason"),
-        Column("company_updated_at", "Data of"),
+        Column("company_updated_at", "Data fetched"),
         Column("created_by", "By"),
         Column("created_at", "Requested"),
     )

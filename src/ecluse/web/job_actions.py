@@ -10,7 +10,7 @@ SCHEDULE = "job schedule"
 JOB_ACTIONS = {
     "create_job_schedule": Action(
         "New schedule",
-        "The schedule is created and, if it is enabled, makes jobs at its due times.",
+        "The schedule is created and, if it is enabled, creates jobs at its due times.",
         "The schedule was created.",
         "",
         SCHEDULES,
@@ -18,14 +18,14 @@ JOB_ACTIONS = {
     ),
     "change_job_schedule": Action(
         "Edit",
-        "This schedule changes for all later jobs. Jobs that were made stay as they are.",
+        "This schedule changes for all later jobs. Existing jobs do not change.",
         "The schedule was saved.",
         SCHEDULE,
         SCHEDULES,
     ),
     "delete_job_schedule": Action(
         "Delete",
-        "This schedule is deleted, for good. Its jobs stay; those that wait are executed.",
+        "This schedule is deleted, for good. Its jobs stay; waiting jobs are still executed.",
         "The schedule was deleted.",
         SCHEDULE,
         SCHEDULES,
@@ -34,31 +34,30 @@ JOB_ACTIONS = {
     ),
     "run_job_schedule": Action(
         "Run now",
-        "A job of this schedule is made now, even if it is paused or others of it are active. Its due times stay as "
-        "they are.",
-        "A job was made.",
+        "A job of this schedule is created now, even if the schedule is paused or other jobs of it are active. Its due "
+        "times do not change.",
+        "A job was created.",
         SCHEDULE,
         SCHEDULES,
         shows=f"{JOBS}/{{jobId}}",
     ),
     "pause_job_schedule": Action(
         "Pause",
-        "This schedule makes no more jobs until it is resumed. Jobs that were made are executed.",
+        "This schedule creates no more jobs until it is resumed. Existing jobs are still executed.",
         "The schedule is paused.",
         SCHEDULE,
         SCHEDULES,
     ),
     "resume_job_schedule": Action(
         "Resume",
-        "This schedule makes jobs again, from its next due time on.",
+        "This schedule creates jobs again, from its next due time on.",
         "The schedule is resumed.",
         SCHEDULE,
         SCHEDULES,
     ),
     "cancel_job": Action(
         "Cancel job",
-        "A job that waits fails at once. One that is running is stopped by its agent, at the next renewal of its "
-        "lease.",
+        "A waiting job fails at once. A running job is stopped by its agent, at the next renewal of its lease.",
         "The job is cancelled.",
         "",
         JOBS,
@@ -66,8 +65,8 @@ JOB_ACTIONS = {
     ),
     "retry_job": Action(
         "Retry",
-        "A new job like this one is made now. The failed one stays as it is.",
-        "A new job was made.",
+        "A new job with the same payload is created now. The failed job does not change.",
+        "A new job was created.",
         "",
         JOBS,
         shows=f"{JOBS}/{{id}}",
@@ -84,14 +83,14 @@ JOB_ACTIONS = {
     ),
     "change_job_server": Action(
         "Edit",
-        "This server changes for all later jobs. On another host, the agent there executes them.",
+        "This server changes for all later jobs. If its host changes, the agent of the new host executes them.",
         "The server was saved.",
         "server",
         SERVERS,
     ),
     "delete_job_server": Action(
         "Delete",
-        "This server is deleted, for good. Its schedules make no jobs until they name another one.",
+        "This server is deleted, for good. Its schedules create no jobs until they name another server.",
         "The server was deleted.",
         "server",
         SERVERS,
@@ -100,8 +99,8 @@ JOB_ACTIONS = {
     ),
     "revoke_job_agent": Action(
         "Revoke",
-        "The agent is refused from now on, for good. What it is executing counts as lost when its leases end. The host "
-        "needs a new enrolment.",
+        "The agent is refused from now on, for good. The jobs that it is executing count as lost when their leases end. "
+        "The host needs a new enrolment.",
         "The agent was revoked.",
         "",
         SERVERS,

@@ -214,8 +214,8 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
         doing = {
             "preview": "The catalogue is being read.",
             "apply": f"Apply is under way: {settled:,} of {total:,} targets are settled.",
-            "rollback": f"Rollback is under way: {restored:,} prices are restored, {applied:,} are the applied ones.",
-            "reconcile": "The shop is being compared.",
+            "rollback": f"Rollback is under way: {restored:,} prices are restored, {applied:,} are still as applied.",
+            "reconcile": "The applied prices are being compared with the shop.",
         }
         return doing[open_[0]["kind"]]
     match run["status"]:

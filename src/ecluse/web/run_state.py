@@ -67,10 +67,10 @@ def sentence(run: Row, progress: tuple[str, Bar] | None, stuck: bool) -> str:
     """Describe the state of a run in one sentence: its progress if it is open, else its result."""
     if run["ended_at"] is None:
         if progress is None:
-            return "Waits to be taken up." if run["state"] == "queued" else "Runs; no stage has begun yet."
+            return "Waiting to be started." if run["state"] == "queued" else "Running; no stage has begun yet."
         stage, bar = progress
         failed = f", {bar.failed:,} failed" if bar.failed else ""
-        verb = "Waits at" if stuck else "Running,"
+        verb = "Waiting at" if stuck else "Running,"
         return f"{verb} {bar.percent} %: {stage} {bar.finished:,} of {bar.total:,}{failed}."
     ended = "Cancelled" if run["state"] == "cancelled" else f"Ended {run['status']}"
     if not run["selected"]:
