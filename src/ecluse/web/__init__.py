@@ -1,5 +1,6 @@
-"""The pages for operators: rendered on the server, kept up to date by server-sent events, the same for every flow. A
-visitor uses an API key, sent in a cookie; pages read the database as the API does, and act through its operations."""
+"""Web pages for operators, rendered on the server and kept up to date by server-sent events. A visitor logs in with an
+API key, which the browser then sends in a cookie. Pages read the database with the queries of the API, and change data
+only through the operations of the API."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from ecluse.web import (
 )
 from ecluse.web.live import Pace, RenderingTurns
 
-# In this order: the last one has a route that matches every remaining path.
+# In this order: the last module, login, has a route that matches every remaining path below /ui.
 PARTS = (
     *(runs, targets, schedules, lanes, connections, audits, shops, pricing, job_schedules, jobs, companies),
     *(forms, reference, confirm, login),
@@ -34,8 +35,8 @@ PARTS = (
 
 
 def mount(app: FastAPI, others: Sequence[APIRouter] = ()) -> None:
-    """Add the routes of the pages to the application. `others`: routes of other packages, added before them, because
-    the last page matches every remaining path."""
+    """Add the routes of all pages, and the state that their streams share, to the application. `others`: page routes of
+    other packages, added first, because the last route of this package matches every remaining path below /ui."""
     app.state.page_pace, app.state.page_turns = Pace(), RenderingTurns()
     for routes in (*others, *(part.routes for part in PARTS)):
         app.router.routes += routes.routes

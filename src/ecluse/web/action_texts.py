@@ -16,15 +16,17 @@ FIRED = "A run of schedule {schedule_id} starts now. Its due times do not change
 
 
 class Action(NamedTuple):
-    label: str
-    says: str  # what will change
-    done: str
-    what: str = ""  # the kind of record that it is done with, which has a name
-    home: str = "/ui/runs"  # the page to go to, if the action was not asked for on another one
-    leaves: bool = False  # the page it was asked for on is gone once it is done
-    grave: bool = False  # cannot be taken back, or stops work
-    shows: str = ""  # the page to go to instead: that of what was made
-    previews: bool = True  # its form shows the preview of the command; not if the sentence says it all
+    """The texts of an operation that pages offer, and the pages that its form leads to."""
+
+    label: str  # of the button
+    says: str  # sentence in the form: what will change
+    done: str  # message once the operation is done
+    what: str = ""  # kind of the record that the operation acts on; if set, the form reads the record to name it
+    home: str = "/ui/runs"  # page to go to afterwards, unless the form was opened from another page
+    leaves: bool = False  # the page that the form was opened from no longer exists afterwards
+    grave: bool = False  # cannot be undone, or stops work
+    shows: str = ""  # page of the record that the operation created, to go to instead of the others
+    previews: bool = True  # the form shows the preview of the command; False if `says` tells all of it
 
 
 ACTION_TEXTS = {
@@ -261,7 +263,7 @@ ACTION_TEXTS = {
     ),
     "refresh_company": Action(
         "Refresh",
-        "The registers are asked again for the company of request {request_id}. The stored data stay until they answer.",
+        "The registers are asked again for the company of request {request_id}. Stored data stay until they answer.",
         "The registers are asked again.",
         "request",
         REQUESTS,

@@ -1,5 +1,5 @@
-"""Actions that pages offer: for each operation that has a form, its button, the sentence that asks for a confirmation
-and the one that is shown once it is done. A button is offered only to callers whose role may press it."""
+"""Buttons and messages of the operations that pages offer: the address of an operation's form, and the message that the
+next page shows once the operation is done. A button is offered only if the caller's role permits the operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecluse.access.surface import Declared
 from ecluse.web.action_texts import ACTION_TEXTS, Action
 from ecluse.web.job_actions import JOB_ACTIONS
 
-DONE = "ecluse_done"  # cookie: what was done; the page that shows it deletes it
+DONE = "ecluse_done"  # cookie with the operation that was done; the page that shows the message deletes it
 DONE_SECONDS = 60
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 LONGEST = 200  # characters of a value in a message
@@ -35,9 +35,9 @@ ACTIONS = {**ACTION_TEXTS, **JOB_ACTIONS}
 
 
 def buttons(request: Request, *wanted: tuple[str, Mapping[str, Any]], back: str = "", **given: Any) -> list[Button]:
-    """Return the buttons of the wanted operations, without those that this server does not have or the caller may not
-    do. `wanted`: the name of an operation, and the parameters of its path; `back`: the page to return to; `given`:
-    initial values of its form."""
+    """Return a button for each of these operations, except for operations that this server does not have or that the
+    caller's role does not permit. `wanted`: pairs of an operation's name and its path parameters. `back`: the page to
+    return to. `given`: initial values of the form's fields."""
     declared: Mapping[str, Declared] = request.app.state.operations
     return [
         Button(ACTIONS[name].label, address(declared[name].path, name, values, back, given), ACTIONS[name].grave)
@@ -58,8 +58,9 @@ def parameters(path: str) -> Sequence[str]:
 
 
 def keep_said(answer: Response, name: str, values: Mapping[str, Any], follows: str) -> None:
-    """Store in a cookie that an operation was done, for the next page: the operation's name and the values for its
-    sentence, not the sentence itself."""
+    """Store in a cookie, for DONE_SECONDS, that an operation was done: its name and the values of its message, each cut
+    after LONGEST characters, but not the message itself. `follows`: the name of the value that is the id of a run, to
+    which the message links; empty for none."""
     wanted = {one: values[one] for one in PARAMETER.findall(ACTIONS[name].done) if one in values}
     if follows and follows in values:
         wanted["run"] = values[follows]
@@ -68,7 +69,8 @@ def keep_said(answer: Response, name: str, values: Mapping[str, Any], follows: s
 
 
 def said(request: Request) -> Said | None:
-    """Return the message about the operation that was done just now, from the cookie; None if there is none."""
+    """Return the message about the operation that the previous request has done, from the cookie of `keep_said`; None
+    without such a cookie."""
     kept = dict(parse_qsl(request.cookies.get(DONE, "")))
     if (action := ACTIONS.get(kept.get("did", ""))) is None:
         return None
@@ -78,15 +80,15 @@ def said(request: Request) -> Said | None:
 
 
 def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return the heading of a form: the label of the action, and the kind and name of its record (its id, if it has no
-    name)."""
+    """Return the heading of a form: the label of the action, the kind of its record, and the record's name (without a
+    name, the values of the path)."""
     which = record.get("name") or " ".join(values.values())
     return " ".join(one for one in (action.label, action.what, which) if one)
 
 
 def in_words(text: str, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return a sentence with its parameters replaced: by the values of a path, or by counts of the record, such as
-    those of targets by status. Of what is not counted there is none."""
+    """Return `text` with each parameter `{name}` replaced by the value of that name in the path, or by the count of
+    that name in the record (such as targets by status). A parameter with neither becomes `No`."""
     counts = [one.items() for one in record.values() if isinstance(one, Mapping)]
     known = {**{name: count for one in counts for name, count in one}, **values}
     return PARAMETER.sub(lambda found: str(known.get(found[1], "No")), text)

@@ -1,4 +1,4 @@
-"""Advice per error code of a failed target: one sentence for people that says whether a redrive can help."""
+"""Advice per error code of a failed target: one sentence that says whether a redrive can help."""
 
 from __future__ import annotations
 

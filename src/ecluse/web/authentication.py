@@ -1,7 +1,8 @@
-"""Authentication and errors of the pages: as for the API, but the key comes in a cookie, and an error is answered with
-a page.
+"""Authentication of page requests, and the pages that answer errors: as for the API, but the key comes in a cookie, and
+an error is answered with a page.
 
-Every page declares the permission it needs; a visitor without a valid key is sent to the log-in form.
+A page declares the permission it needs, and a visitor without a valid key is sent to the log-in form. A page that
+declares none needs no key.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ async def admitted(request: Request, permission: str) -> Caller:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse a form that another site submitted from the visitor's browser (CSRF). Browsers say where a request comes
-    from in Sec-Fetch-Site, which no script can set, and in Origin; over plain http in Origin alone. A request with
-    neither is no browser's. A proxy must pass the header Host on."""
+    """Raise Refused (403) for a form that another site submitted from the visitor's browser (CSRF); GET and HEAD always
+    pass. Browsers name the sending site in Sec-Fetch-Site, which no script can set, and in Origin; over plain http in
+    Origin alone. A request with neither header comes from no browser and passes. Proxies must forward the header
+    Host."""
     if request.method in ("GET", "HEAD"):
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -77,7 +79,7 @@ def refuse_other_sites(request: Request) -> None:
 
 
 def inside(wanted: str, home: str) -> str:
-    """Return the path to redirect to: `wanted` if it is one of our pages, else `home`."""
+    """Return the path to redirect to: `wanted` if it is a page of this server other than log-in, else `home`."""
     return wanted if wanted.startswith("/ui/") and not wanted.startswith(LOGIN) else home
 
 

@@ -1,5 +1,5 @@
-"""The selection and the stages of an automation schedule, in words for its page: the input of its runs does not show
-them."""
+"""Descriptions of the selection and the stages of an automation schedule, for its page: the input of its runs does not
+contain them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan | None:
-    """Return the plan of an automation schedule in words; None if there is no such schedule, or it was deleted."""
+    """Return the plan of an automation schedule in words; None if the tenant has no such schedule."""
     row = await fetch_one(connection, dict, PLAN, (schedule_id, tenant))
     if row is None:
         return None
@@ -50,7 +50,7 @@ async def plan_of(connection: Connection, tenant: str, schedule_id: int) -> Plan
 
 
 async def budget_warning(connection: Connection, run_id: int) -> str | None:
-    """Return the warning that the time limit of the run is too short, as its story stored it; None if there is none."""
+    """Return the warning that the time limit of the run is too short; None if its story stored no such warning."""
     warning: str | None = await fetch_value(connection, BUDGET, (run_id,))
     return warning
 

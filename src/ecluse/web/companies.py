@@ -37,7 +37,7 @@ REGISTERS = live.Page("registers_live.html")
 SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
 WHOSE_JOB = "SELECT tenant_id FROM runs WHERE id = %s AND ended_at IS NULL"
 LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
-# Values of establishments, directors and observations, in the order in which they are read; jsonb keeps none.
+# Values of establishments, directors and observations, in the order in which people read them; jsonb keeps no order.
 COLUMNS = """
 siret trade_name address postal_code city head_office state activity_code creation_date
 role type last_name first_names name siren born nationality masked date numero libelle
@@ -58,7 +58,7 @@ FiltersOfList = Annotated[ListFilters, Query()]
 
 
 class Group(NamedTuple):
-    """A part of the card: its heading, and its fields, each with value, source and date."""
+    """A section of the card: its heading, and its fields by name, each with value, source and date."""
 
     title: str
     fields: Mapping[str, Mapping[str, Any]]
@@ -153,7 +153,7 @@ async def _requests(request: Request, wanted: ListFilters) -> Context:
 
 
 def _in_lines(error: str) -> Markup:
-    """Return the entries of an error in lines of their own, which break between their parts only."""
+    """Format an error `SOURCE:HTTP:CODE|…` with one entry per line; a line may wrap only after a colon."""
     return Markup("<br>").join(Markup(":<wbr>").join(entry.split(":")) for entry in error.split("|"))
 
 
@@ -192,7 +192,8 @@ async def _company(request: Request, request_id: int) -> Context:
 
 
 async def _waiting(connection: Connection, one: Row) -> str | None:
-    """Return what the open job of a request waits for. The job is a run of the tenant that asked first."""
+    """Return what the open job of a request waits for; None if no job is open. The job is a run of the tenant whose
+    request started it, which may be another tenant."""
     tenant = one["job_id"] and await fetch_value(connection, WHOSE_JOB, (one["job_id"],))
     return (await why_run(connection, tenant, int(one["job_id"]))).summary if tenant else None
 
@@ -224,7 +225,8 @@ async def _sources(request: Request) -> Context:
 
 
 def groups(company: Mapping[str, Mapping[str, Any]]) -> Sequence[Group]:
-    """Divide the single values of a card into identity and legal details, in the order of the card."""
+    """Divide the fields of a card that are not tables into identity and legal details, in the order of the card. A
+    group without fields is left out."""
     single = {name: one for name, one in company.items() if name not in LISTS}
     identity = {name: one for name, one in single.items() if card.FIELDS[name] is card.IDENTITY}
     legal = {name: one for name, one in single.items() if name not in identity}
@@ -232,7 +234,8 @@ def groups(company: Mapping[str, Mapping[str, Any]]) -> Sequence[Group]:
 
 
 def reasons(error: str | None) -> list[dict[str, str]]:
-    """Divide `SOURCE:HTTP:ERROR_CODE|…` into its entries, each with a sentence."""
+    """Split an error `SOURCE:HTTP:ERROR_CODE|…` into its entries, each with an explanation in `says` (empty for an
+    unknown code). An entry without a code is left out."""
     found = []
     for entry in (error or "").split("|"):
         source, _, rest = entry.partition(":")
@@ -249,7 +252,8 @@ SAYS = {
 
 
 def in_words(value: Any) -> Markup | str:
-    """Format the value of a field: an establishment by its address and SIRET, a list by its entries."""
+    """Format the value of a field: an establishment as its address and SIRET, a list as its entries, a float with two
+    decimals, and everything else as `render.formatted` does."""
     match value:
         case dict():
             return ", ".join(str(value[name]) for name in ("address", "siret") if value.get(name)) or render.as_line(
@@ -263,13 +267,14 @@ def in_words(value: Any) -> Markup | str:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the values that at least one row has, in the order of COLUMNS."""
+    """Return the names of the values that at least one row has: those of COLUMNS in their order, then others by
+    name."""
     found = {name for row in rows for name, value in row.items() if value not in (None, "")}
     return [name for name in COLUMNS if name in found] + sorted(found.difference(COLUMNS))
 
 
 def missing(source: Source, config: Config) -> str:
-    """Say what a source that is off lacks."""
+    """Return what a register that is not asked lacks: settings, or the recipient of the tenant."""
     if source is Source.INPI:
         return "set INPI_USERNAME and INPI_PASSWORD"
     if config.token is None:

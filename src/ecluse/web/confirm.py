@@ -1,5 +1,5 @@
-"""The page that the link in a mail leads to: it confirms the address, on a click, because mail programs open links by
-themselves. It needs no key: the token of the link is the proof."""
+"""Page behind the link of a confirmation mail. A click on its button confirms the mail address; opening the page does
+not, because mail programs open links by themselves. It needs no key: the token in the link is the proof."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Page of the tenant's connections to vendors: where each leads, its caps, and the forms that change it. Keys are never
-shown."""
+"""Page of the tenant's connections to vendors: URL and caps of each, and buttons to its forms. Of a key, only the last
+characters are shown."""
 
 from __future__ import annotations
 

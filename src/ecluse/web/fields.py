@@ -50,8 +50,9 @@ class Field:
 
 
 def in_names_of(model: type[BaseModel], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a record by the names of the model's fields, whether it is answered in snake_case or in
-    camelCase. Values that the model does not describe, such as a JSON object, are left alone."""
+    """Return the values of a record by the snake_case names of the model's fields; the record itself may use snake_case
+    or camelCase. A field that the record lacks is None; values of the record that are not fields of the model are
+    dropped. A value without declared fields, such as a JSON object, is returned unchanged."""
     schema = model.model_json_schema()
     return _named(schema, schema.get("$defs", {}), record)
 
@@ -67,7 +68,7 @@ def _named(schema: Schema, known: Schema, record: Mapping[str, Any]) -> dict[str
 
 def fields_of(model: type[BaseModel], current: Mapping[str, Any] | None, given: Texts) -> list[Field]:
     """Return the fields of a model, the field `name` first. A list of models has a row for each entry of `current` or
-    `given`, and spare rows."""
+    `given` and some empty rows, MOST_ROWS in total at most."""
     schema = model.model_json_schema()
     found = _fields(schema, schema.get("$defs", {}), current or {}, given, "")
     return sorted(found, key=lambda field: field.name != "name")
@@ -102,7 +103,8 @@ def _field(schema: Schema, known: Schema, current: Any, given: Texts, name: str,
 
 
 def _plain(schema: Schema, known: Schema) -> tuple[Schema, bool]:
-    """Return the schema with references resolved and without the alternative null, and whether it may be null."""
+    """Return the schema with references resolved and alternatives reduced to the first one that is not null, and
+    whether null is allowed."""
     nullable = False
     while "$ref" in schema or "anyOf" in schema or "allOf" in schema:
         outer = {name: value for name, value in schema.items() if name not in ("$ref", "anyOf", "allOf")}
@@ -139,7 +141,8 @@ def _kind(schema: Schema) -> str:
 
 
 def texts_of(fields: Sequence[Field], current: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the initial texts of a form by field: the current values, or the defaults of a new record."""
+    """Return the initial texts of a form by field name: the values of the record `current`, or the defaults for a new
+    record (None). Empty fields are left out."""
     found: dict[str, str] = {}
     for field in fields:
         value = None if current is None else current.get(_last(field.name))
@@ -167,8 +170,8 @@ def _text(field: Field, value: Any) -> str:
 
 
 def values_of(fields: Sequence[Field], given: Texts, current: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the entered values by field. A field left empty is omitted or, if the record has a value there,
-    cleared."""
+    """Return the entered values by field name. An empty field is left out or, if the record `current` has a value
+    there, cleared. Invalid texts are returned unchanged, for the model to refuse."""
     found: dict[str, Any] = {}
     for field in fields:
         name, before = _last(field.name), None if current is None else current.get(_last(field.name))
@@ -196,13 +199,13 @@ def _empty(field: Field) -> Any:
 
 
 def changes(entered: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entered values that differ from the current ones of the record."""
+    """Return the entered values that differ from the record's current ones; an empty value equals a missing one."""
     return {name: value for name, value in entered.items() if _bare(value) != _bare(current.get(name))}
 
 
 def _value(field: Field, text: str) -> Any:
-    """Convert an entered text to the value of its field; an invalid text is returned as it is, and the model refuses
-    it."""
+    """Convert an entered text to the value of its field; an invalid text is returned unchanged, for the model to
+    refuse."""
     match field.kind:
         case "number":
             return _number(text)

@@ -27,8 +27,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A progress bar: the total, and the parts of it by kind (done, failed, in flight, …); the remainder is still to be
-    done."""
+    """A progress bar: the total, and its parts by kind (done, failed, in flight, …). What the parts leave of the total
+    is still waiting."""
 
     total: int
     parts: Sequence[Part]
@@ -94,7 +94,8 @@ class Table:
 
 
 async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> list[Row]:
-    """Return the runs, each followed by its latest redrives, the oldest of them first."""
+    """Return the runs, each followed by its latest redrives (FOLDED at most), the oldest of these first. Redrives have
+    the key `folded`; if some are not shown, the last one has their number in `more`."""
     under = await redrives_of(connection, [run["id"] for run in rows])
     ids = [redrive for redrives in under.values() for redrive in redrives[-FOLDED:]]
     found = await run_queries.list_runs(connection, tenant=tenant, ids=ids, limit=len(ids), offset=0) if ids else []
@@ -110,13 +111,12 @@ async def folded(connection: Connection, tenant: str, rows: Sequence[Row]) -> li
 
 
 async def stands(connection: Connection, rows: Sequence[Row]) -> dict[int, Row]:
-    """Return the current result of the targets, redrives included, for those of the runs that were redriven; by run
-    id."""
+    """Return the outcome counts after all redrives, by run id, of those among these runs that were redriven."""
     return await standing(connection, list(await redrives_of(connection, [run["id"] for run in rows])))
 
 
 async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Table:
-    """Complete the runs to a table: add the progress of each, which open runs are stalled, and their schedules."""
+    """Return the table of these runs: reads the progress, the stalls of open runs, and the schedules."""
     open_ = [run["id"] for run in rows if run["ended_at"] is None]
     stages = await run_queries.stages_of(connection, open_)
     schedules = {run["schedule_id"] for run in rows if run["schedule_id"] is not None}

@@ -1,5 +1,5 @@
 """Static files (scripts, styles, the icon), kept in memory. Their address contains a digest of all of them, so that
-browsers may cache them for ever."""
+browsers may cache them forever."""
 
 from __future__ import annotations
 

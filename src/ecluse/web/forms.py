@@ -1,6 +1,7 @@
 """Forms: every operation that a page offers is done through its form, which is made from the operation's declaration.
-The operation does the same as over HTTP, in one transaction with its row in the audit trail; the form adds the preview,
-a token that makes a double submit act once, and a digest of the record that it showed."""
+The operation does the same as over HTTP, in one transaction with its row in the audit trail. The form adds the preview,
+a token that makes a double submit act once, and a digest of the record it shows, so that no change made meanwhile is
+overwritten."""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ from ecluse.web.authentication import Page, admitted, inside
 from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, texts_of, values_of
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
-LOOK = "_look"  # the button that asks for another preview
+LOOK = "_look"  # button that reads the preview again with the entered values
 STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
 KEY = b"idempotency-key"
-FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it looks
+FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it tries
 ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
@@ -43,21 +44,21 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 
 @dataclass(frozen=True)
 class FormRequest:
-    """An operation that a form is shown for: its declaration, the values of its path, the record that it is about, its
-    preview, and the page to return to."""
+    """A request for the form of an operation: the operation's declaration, its path parameters, the record that it acts
+    on, its preview, and the page to return to."""
 
     name: str
     declared: Declared
     values: dict[str, str]
     back: str
-    record: dict[str, Any]  # what the operation is about, as it is now
-    current: dict[str, Any] | None  # the same, if the form shows its values to be changed
+    record: dict[str, Any]  # the record as it is now; empty if the operation acts on none
+    current: dict[str, Any] | None  # values of the record by field name, if the form edits them
     preview: dict[str, Any] | None = None
     looks: bool = False  # the preview depends on fields of the form
 
     @property
     def digest(self) -> str:
-        """Digest of the values of the record that the form shows; empty if it shows none."""
+        """Digest of the record's values that the form edits; an empty text if it edits no record."""
         if self.current is None:
             return ""
         shown = {name: self.current[name] for name in sorted(self.current)}
@@ -105,7 +106,8 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
 
 
 async def _called(declared: Declared, keyed: Request, **given: Any) -> Response:
-    """Call the operation. A form that was submitted twice waits for its first submission, and has its answer."""
+    """Call the operation. If the same form is being submitted already, wait up to FIRST_SECONDS for that submission and
+    return its answer; then raise Refused (IN_PROGRESS)."""
     for _ in range(int(FIRST_SECONDS / LOOK_SECONDS)):
         try:
             return await declared.call(keyed, **given)
@@ -124,8 +126,8 @@ def _done(
     given: Mapping[str, str],
     answer: Response,
 ) -> Response:
-    """Return the answer to a form that was done: a redirect to the page it was opened from, which shows a message, or
-    the page with a new secret."""
+    """Return the answer to a form whose operation was done: a redirect to the page that the action names, or from which
+    the form was opened, and which shows a message. If the operation created a secret, a page shows that instead."""
     found, action = json.loads(bytes(answer.body)), ACTIONS[name]
     leads = action.home if action.leaves else inside(given.get(BACK, ""), action.home)
     leads = actions.in_words(action.shows, found, {}) or leads
@@ -138,8 +140,8 @@ def _done(
 
 
 def _chosen(request: Request, name: str) -> str:
-    """Return the address of the form if the query has the parameters of its path (a record chosen from a list), else an
-    empty text."""
+    """Return the address of the form of one record, if the query has all path parameters of the operation (the record
+    was chosen from a list); else an empty text."""
     declared, given = request.app.state.operations.get(name), request.query_params
     names = actions.parameters(declared.path) if declared else ()
     if not names or any(one not in given for one in names):
@@ -148,8 +150,9 @@ def _chosen(request: Request, name: str) -> str:
 
 
 async def _operation(request: Request, name: str, place: str) -> tuple[Declared, dict[str, str]]:
-    """Return the operation with this name and the values of its path. Raise NotFound if it has no form, Refused if the
-    caller may not do it."""
+    """Return the operation with this name and its path parameters, read from `place`. Raise NotFound if there is no
+    such operation, it has no form, or the parameters do not match; raise Refused if the caller's role does not permit
+    it."""
     declared: Declared | None = request.app.state.operations.get(name)
     if declared is None or name not in ACTIONS:
         raise NotFound("There is no such form.")
@@ -203,8 +206,8 @@ async def read(
     values: Mapping[str, str],
     chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Call the declared read that `wanted` matches, as the caller, and return its answer; None if there is no such
-    read."""
+    """Call the first API operation that `wanted` matches, as the caller, and return its JSON answer; None if no route
+    matches. `values`: its path parameters; `chosen`: its query parameters. Errors of the operation are passed on."""
     if (route := _route(request, wanted)) is None:
         return None
     named = {name: values[name] for name in actions.parameters(route.path)}
@@ -224,7 +227,8 @@ def _key(given: Mapping[str, str]) -> str:
 
 
 def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
-    """Return the request as a client of the API would send it, with the token of the form as its Idempotency-Key."""
+    """Return the request as a client of the API would send it, with the token of the form as its Idempotency-Key. Raise
+    InvalidInput if the form has no token."""
 
     async def again() -> dict[str, Any]:
         return {"type": "http.request", "body": sent, "more_body": False}
@@ -235,8 +239,8 @@ def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
 
 
 def _body(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the operation's body from the entered texts, as keyword arguments; if a record is edited, only with the
-    fields that differ."""
+    """Return the operation's body from the entered texts as keyword arguments; empty if it takes no body. If a record
+    is edited, the body has only the changed fields. Raise ValidationError for invalid texts."""
     model = asked.declared.body
     if model is None:
         return {}
@@ -247,7 +251,7 @@ def _body(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _at_fields(error: ValidationError) -> dict[str, str]:
-    """Return the problems of a validation error, by field name."""
+    """Return the messages of a validation error by field name, the first one for each field."""
     found: dict[str, str] = {}
     for one in error.errors():
         name = ".".join(to_snake(part) if isinstance(part, str) else str(part) for part in one["loc"])

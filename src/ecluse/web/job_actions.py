@@ -1,4 +1,4 @@
-"""Actions of the pages of jobs."""
+"""Texts of the operations that the pages of jobs, job schedules, servers and agents offer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ JOB_ACTIONS = {
     ),
     "revoke_job_agent": Action(
         "Revoke",
-        "The agent is refused from now on, for good. The jobs that it is executing count as lost when their leases end. "
+        "The agent is refused from now on, for good. Jobs that it is executing count as lost when their leases end. "
         "The host needs a new enrolment.",
         "The agent was revoked.",
         "",

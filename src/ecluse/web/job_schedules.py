@@ -1,4 +1,4 @@
-"""Pages of job schedules (the list, and one with its due times and jobs), and of servers and their agents."""
+"""Pages of job schedules (the list; one schedule with its due times and jobs), and of hosts, servers and agents."""
 
 from __future__ import annotations
 

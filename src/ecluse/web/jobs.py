@@ -94,7 +94,7 @@ async def follow_one(request: Request, job_id: str) -> Response:
 
 
 async def listed(connection: Connection, request: Request, wanted: ListFilters, limit: int) -> list[Row]:
-    """Return rows of jobs for a table, the newest first."""
+    """Return up to `limit` jobs that match the filters, newest first, as rows of a table."""
     caller, given = caller_of(request), {"scheduleId": wanted.schedule, "status": wanted.status}
     rows: list[Row] = (await read_page(connection, caller, JOBS, given, limit=limit, offset=wanted.offset))["jobs"]
     named = await names(connection, caller.tenant, [row["scheduleId"] for row in rows])
@@ -105,7 +105,7 @@ async def listed(connection: Connection, request: Request, wanted: ListFilters, 
 
 
 async def names(connection: Connection, tenant: str, ids: Sequence[str]) -> dict[str, Row]:
-    """Return the names of job schedules, deleted ones, too, by their ids."""
+    """Return the name of each of these job schedules, and whether it was deleted, by id."""
     return {one["id"]: one for one in await fetch_all(connection, dict, NAMES, (tenant, list(ids)))}
 
 

@@ -1,4 +1,4 @@
-"""Page of what limits calls: the lanes, with their load, caps, holds and pauses, and the budgets of paid calls."""
+"""Page of the limits of calls: the lanes, with their load, caps, holds and pauses, and the budgets of paid calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def follow_lanes(request: Request) -> Response:
 async def _lanes(request: Request) -> Context:
     caller = caller_of(request)
 
-    listing: Listing = request.app.state.listings["list_budgets"]  # who may read lanes may read budgets
+    listing: Listing = request.app.state.listings["list_budgets"]  # every role that may read lanes may read budgets
 
     async def ask(connection: Connection) -> tuple[list[Row], int, Row]:
         budgets = await read_page(connection, caller, listing, {}, limit=BUDGETS)
@@ -56,7 +56,7 @@ async def _lanes(request: Request) -> Context:
 
 
 def _budgets(request: Request, page: Row) -> Context:
-    """Return the budgets with their forms; `page` is a page of their list."""
+    """Return the template variables for the budgets: those of `page`, a page of their list, with buttons."""
     rows = page["budgets"]
     for row in rows:
         same = {name: row[name] for name in ("amount", "schedule_id", "run_id")}

@@ -40,8 +40,8 @@ TITLE = "title"
 
 
 class Pace(NamedTuple):
-    """Seconds between two renderings of a page: `least` at least, `tick` while a run is open, `quiet` while none is
-    (proxies close a silent connection)."""
+    """Seconds between two renderings of a page: `least` is the minimum, `tick` the interval while a run is open,
+    `quiet` the interval while none is (short enough that proxies do not close the connection as idle)."""
 
     least: float = 1.0
     tick: float = 2.0
@@ -49,8 +49,8 @@ class Pace(NamedTuple):
 
 
 class RenderingTurns:
-    """One rendering at a time, of the tenants in turn, each followed by a pause of the same length: open pages, however
-    many, use at most half of the event loop."""
+    """Limits the rendering of open pages, however many, to half of the event loop's time: one rendering at a time, each
+    followed by a pause of the same length. Tenants take turns."""
 
     def __init__(self) -> None:
         self._all = asyncio.Lock()
@@ -165,8 +165,8 @@ def _swaps(changed: dict[str, Markup]) -> str:
 
 
 def said(message: Message, name: str) -> str | None:
-    """Return the field of the message's payload as text; None if there is no such field, or the payload is not an
-    object (external publishers may send such)."""
+    """Return a field of the message's payload as text; None if the payload has no such field or is not an object (which
+    external publishers may send)."""
     value = message.payload.get(name) if isinstance(message.payload, dict) else None
     return None if value is None else str(value)
 

@@ -54,7 +54,7 @@ async def log_in(request: Request) -> Response:
         note_refusal(request, refused)
         return render.page(request, "login.html", refused.status, next=wanted, problem=refused.message)
     async with change(request, "page.log-in", _from(request)):
-        pass  # it is the record that is stored
+        pass  # nothing changes: only the row in the audit trail is stored
     answer = RedirectResponse(wanted, 303)
     secure = request.url.scheme == "https"
     answer.set_cookie(COOKIE, key, path="/ui", httponly=True, samesite="strict", secure=secure)
@@ -78,8 +78,8 @@ async def log_out(request: Request) -> Response:
 
 @routes.get(f"{PATH}/{{version}}/{{name:path}}")
 async def send_file(request: Request, version: str, name: str) -> Response:
-    """Send a static file. Requested under another version (by a page from a replica of that version), the file of this
-    version is sent, but must not be cached."""
+    """Send a static file; raise NotFound if there is none with this name. If the address has another version (its page
+    came from a replica of that version), send the file of this version, and forbid the browser to cache it."""
     if (file := FILES.get(name)) is None:
         raise NotFound("There is no such file.")
     headers = {"Cache-Control": FOR_GOOD if version == VERSION else "no-cache", "Vary": "Accept-Encoding"}

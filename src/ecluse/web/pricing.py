@@ -56,7 +56,7 @@ class ListFilters(BaseModel):
 
 
 class Part(BaseModel):
-    """Filter and offset of the targets of a run."""
+    """Query parameters of the page of one rule run: status filter and offset of its targets."""
 
     status: TargetStatus | None = None
     targets: Offset = 0
@@ -205,7 +205,7 @@ def _buttons(request: Request, run: Row, busy: bool, mismatched: bool) -> list[B
 
 
 def sentence(run: Row, open_: Sequence[Row]) -> str:
-    """Describe in a sentence what a run is about to do, does, or has done."""
+    """Describe in one sentence what a rule run would do, is doing, or has done. `open_`: its open executions."""
     counts: Mapping[str, int] = run["counts"]
     total = sum(counts.values())
     if open_:

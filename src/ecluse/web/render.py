@@ -1,5 +1,5 @@
-"""Rendering of templates, and the formatting of numbers and times in them. All text is escaped; Markup is created in
-this file only."""
+"""Rendering of templates, and the formatting of numbers and times in them. All text is escaped; only rendered blocks
+and constants of the program are Markup, which is not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def fragment(request: Request, template: str, *, streamed: bool = True, **context: Any) -> str:
-    """Render a template to text. `streamed`: for an update of a page that is already shown."""
+    """Render a template to text. `streamed`: the text updates a page that a browser already shows."""
     return TEMPLATES.get_template(template).render(**_known(request, streamed), **context)
 
 
@@ -76,7 +76,7 @@ def stamp(at: datetime) -> str:
 
 
 def elapsed(span: timedelta) -> str:
-    """Format a span in whole seconds, as `live.js` does while it counts."""
+    """Format a span without fractions of a second, exactly as `live.js` does while it counts."""
     seconds = max(0, int(span.total_seconds()))
     return f"{seconds} s" if seconds < 60 else lasted(timedelta(seconds=seconds))
 
@@ -115,8 +115,8 @@ def words(name: str) -> str:
 
 
 def formatted(value: Any) -> Markup | str:
-    """Format a value of a JSON answer for a page: instants as times, numbers with separators, objects and lists as one
-    line. Markup stays as it is."""
+    """Format a value of a JSON answer for a page: None as a dash, booleans as yes or no, integers with separators,
+    instants as times, objects and lists as one line of JSON. Markup is returned unchanged."""
     match value:
         case Markup():
             return value
@@ -151,7 +151,8 @@ def as_line(value: Any) -> str:
 
 
 def query(given: dict[str, Any], **changed: Any) -> str:
-    """Build the query string with these changes; parameters with empty values are left out."""
+    """Return the query string, with its `?`, of the given parameters with these changes; an empty text if there are
+    none. Empty values, 0 and False are left out; True becomes 1."""
     left = {name: value for name, value in {**given, **changed}.items() if value not in (None, "", 0, False)}
     return "?" + urlencode({name: 1 if value is True else value for name, value in left.items()}) if left else ""
 

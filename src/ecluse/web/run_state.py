@@ -16,7 +16,8 @@ ENOUGH = 5  # units that are done before their pace predicts the rest
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of an open run. `why`: what it waits for. `ends_by`: the expected start of its last call."""
+    """The state of an open run. `why`: what it waits for. `ends_by`: the expected start of its last call; None if that
+    is not known for every waiting group."""
 
     why: str
     stuck: bool  # the run makes no progress
@@ -34,7 +35,8 @@ class RunState:
 
 
 async def of(connection: Connection, run: Row, now: datetime, waits: RunWaits | None) -> RunState | None:
-    """Return the state of a run; None if it has ended."""
+    """Return the state of an open run. `waits`: what it waits for; None if the run has ended, and then None is
+    returned."""
     if waits is None or waits.progress_at is None:
         return None
     quiet = run["orchestrated"] and is_quiet(waits.progress_at, now)
@@ -59,7 +61,7 @@ def _at_this_pace(stage: Row, now: datetime) -> datetime | None:
     if done < ENOUGH or done >= stage["expected"]:
         return None
     left: timedelta = (now - stage["started_at"]) * ((stage["expected"] - done) / done)
-    # To the minute, so that a stream does not send another guess each time.
+    # Rounded to the minute, so that a stream does not send another estimate at each rendering.
     return (now + left + timedelta(seconds=30)).replace(second=0, microsecond=0)
 
 

@@ -99,8 +99,8 @@ async def show_run(request: Request, run_id: str, part: PartOfRun) -> Response:
 
 @routes.get("/ui/runs/{run_id}/outcomes.csv", openapi_extra=needs(MAY))
 async def send_outcomes(request: Request, run_id: str) -> Response:
-    """Send the outcomes of a run as the API's CSV file. It has an address of its own below /ui, because the API's does
-    not get the cookie."""
+    """Send the outcomes of a run as the API's CSV file, at an address below /ui: browsers do not send the cookie to the
+    API's address."""
     (route,) = [one for one in request.app.router.routes if getattr(one, "path", "") == OUTCOMES_FILE]
     answer: Response = await route.endpoint(request=request, run_id=run_id)
     return answer
@@ -160,8 +160,8 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
 
 
 async def _begin(connection: Connection, tenant: str, environment: Sequence[Kind]) -> Row:
-    """Return what a tenant without runs has to do first: the connections that it lacks, the schedule to run.
-    `environment`: the connections that `default` has without storing them."""
+    """Return what a tenant without runs needs for its first one: the connections that it lacks, and its first enabled
+    schedule. `environment`: the connections that the tenant `default` has from environment variables."""
     known = await list_schedules(connection, tenant, limit=RUNS, offset=0)
     first = next((row for row in known if row["enabled"]), None)
     return {"first": first, "lacking": await lacking(connection, tenant, environment)}
@@ -220,11 +220,11 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
 
 
 def _buttons(request: Request, run: Row) -> list[Button]:
-    """Return the buttons for a run in its present state: end it, or redrive or start it again."""
+    """Return the buttons for a run: an open run can be ended, an ended run redriven or started again."""
     one, back = {"run_id": run["id"]}, f"/ui/runs/{run['id']}"
     if run["ended_at"] is None:
         return buttons(request, ("end_run", one), back=back)
-    # In a run of which nothing failed, what was cancelled is redriven.
+    # If no target failed, the cancelled ones are redriven.
     found = _redrive(request, run, outcome="" if run["failed"] > run["cancelled"] else "cancelled")
     flow = kit_of(request).by_name.get(run["flow"])
     if run["schedule_id"] is not None:
@@ -236,7 +236,8 @@ def _buttons(request: Request, run: Row) -> list[Button]:
 
 
 def _redrive(request: Request, run: Row, **choice: str | None) -> list[Button]:
-    """Return the button that redrives an ended run, with this choice of targets; empty if it cannot be redriven."""
+    """Return the button that redrives an ended run, with this choice of targets. Empty if the run is open, none of its
+    targets failed, or its flow has no redrive."""
     flow = kit_of(request).by_name.get(run["flow"])
     if run["ended_at"] is None or not run["failed"] or flow is None or flow.redrive is None:
         return []

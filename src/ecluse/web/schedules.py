@@ -45,7 +45,8 @@ OffsetOfList = Annotated[ListOffset, Query()]
 
 @dataclass(frozen=True)
 class Ahead:
-    """The due times of a schedule in words and as instants, or the problem with its cron."""
+    """The due times of a schedule: in words, the next ones as instants (none if it is disabled or manual), and the
+    problem if its cron expression is not valid."""
 
     words: str
     fires: Sequence[Fire] = ()

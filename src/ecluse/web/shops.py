@@ -1,4 +1,4 @@
-"""Pages of connected shops and of pricing rules, and what they have in common with those of rule runs."""
+"""Pages of projects (connected shops) and of pricing rules, and helpers that other pages share."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _page(
 
 
 def money(amount: int | None, currency: str) -> str:
-    """Format an amount of minor units with its currency."""
+    """Format an amount of minor units with its currency; a dash for None."""
     if amount is None:
         return render.NONE
     sign = "\N{MINUS SIGN}" if amount < 0 else ""

@@ -35,7 +35,7 @@ FROM run_targets t JOIN runs r ON r.id = t.run_id LEFT JOIN schedules s ON s.id 
 WHERE t.tenant_id = %(tenant)s AND t.target = %(target)s
 ORDER BY t.run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
-# The work of the runs that were made for the target, each piece with its failed attempts.
+# Items of the runs that were started for the target, each with its attempts; at most 200.
 WORK = """
 SELECT i.run_id, i.stage, i.key, i.lane, i.status, i.in_flight, i.executions, i.crashes, i.error_code, i.error,
        i.finished_at, coalesce(a.attempts, '{}') AS attempts
