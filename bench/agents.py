@@ -1,6 +1,6 @@
-"""Agents that wait: 200 long polls at one server. Its CPU time, and the transactions of the database (a statement of
-its own is one), while nothing happens; then the time from a run-now request to the answer of its agent's poll, also
-while another host has 50,000 jobs waiting.
+"""Cost of waiting agents: 200 long polls at one server. Measures its CPU time and the transactions of the database (a
+single statement is one, too) while nothing happens; then the time from a run-now request to the answer of its agent's
+poll, also while another host has 50,000 jobs waiting.
 
 `python -m bench.agents [--agents 200] [--seconds 60] [--jobs 200] [--json]`
 """

@@ -1,4 +1,4 @@
-"""An account of the cores: how much of them the server, the attacker, the victim and all others used."""
+"""Measures how many cores the server, the attacker, the victim and all other programs used."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ crowd   1,000 requests of 3 tenants for 100 companies at once: time of the answe
 alone   time of the first answer for one company, when each register takes 100 ms
 cached  time of reads of a request at 200 a second, from a replica with the role api, while another one works through
         jobs, as fast as the rate cap of the first register lets it
-pace    share of 7 calls a second that three replicas make of Recherche d'entreprises, and how many it refused
+pace    share of the limit of 7 calls a second at Recherche d'entreprises that three replicas use, and how many calls
+        it refused
 flood   time from a request to its first call, behind another tenant's 5,000 requests
 """
 

@@ -1,13 +1,13 @@
-"""What one tenant at its worst costs another: `python -m bench.fairness` or `make bench-fairness`.
+"""How much one tenant under full load slows another: `python -m bench.fairness` or `make bench-fairness`.
 
 One server with all roles and at most 1,024 open files. For `--seconds`, the tenant `mallory` sends what ATTACKS lists,
-from a process of its own: its keys are good, its requests are allowed by their roles. Meanwhile `alice`, from another
+from a process of its own: its keys are valid, and their roles allow its requests. Meanwhile `alice`, from another
 address, asks for `/api/me` twenty times a second, timed from the instant at which a request was due, starts a run a
 second, and has 20 schedules due every minute. Goals on two cores: `/api/me` p99 at most 250 ms, runs start within 1 s,
 schedules fire within 2 s, no answer of 503.
 
-An attacker has machines of its own: here it has what the server, the database and the victim leave of the cores
-(`nice`). `cores` says how much each of them used.
+A real attacker has machines of its own. Here its process runs with `nice`, so that it gets only the time of the cores
+that the server, the database and the victim leave. `cores` says how much each of them used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The scheduler of jobs, with 100,000 schedules of 1,000 organisations: the duration of a tick with nothing due; the
-time from the instant to Job and JobRun for 3,000 schedules that are due at once, on one replica and on three, and for a
-single one; and the delay of one organisation's fire while another has 50,000 schedules due.
+time from the due instant to the rows Job and JobRun for 3,000 schedules that are due at once, on one replica and on
+three, and for a single one; and the delay of one organisation's fire while another has 50,000 schedules due.
 
 The clock of the database is moved to just before the instants, so that a run takes about two minutes.
 

@@ -1,4 +1,4 @@
-"""Measure the promises of lanes: `python -m bench.lanes --seconds 8`.
+"""Measure the guarantees of lanes: `python -m bench.lanes --seconds 8`.
 
 Three worker processes share a lane whose rate equals the hard limit of the vendor; the vendor sends a Retry-After; a
 high-priority item competes with thousands of low ones; a tenant with one item competes with one that has 50,000.

@@ -1,4 +1,4 @@
-"""Measure what lanes made at run time cost: `python -m bench.many_lanes --items 20000 --lanes 1000`.
+"""Cost of lanes that are made at run time: `python -m bench.many_lanes --items 20000 --lanes 1000`.
 
 The same run with all items in one lane, beside lanes in which nothing waits, and with its items spread over as many
 lanes. Each case is run several times, in turn; the median counts. BENCH_CAP=1000 gives every lane a cap, as lanes with

@@ -1,4 +1,5 @@
-"""The command line of measurements that have names: all of them, or some; each on a database of its own."""
+"""Command line of a benchmark with named measurements: runs all of them, or those named, each on a database of its
+own."""
 
 from __future__ import annotations
 

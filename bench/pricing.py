@@ -1,7 +1,7 @@
 """The figures of pricing: `python -m bench.pricing`, or some of them by name.
 
-rate     share of 2 requests/s, burst 40, that three replicas use in steady state
-cost     share of a shop's cost bucket that they use, that rate off, and how many calls the shop throttled
+rate     share of the limit of 2 requests/s, burst 40, that three replicas use in steady state
+cost     share of a shop's cost bucket that they use without that limit, and how many calls the shop throttled
 preview  seconds of a preview of 10,000 variants; of the plan alone; of the page of that run
 stop     calls that still go out once more targets have failed than `max_failure_rate` allows; 16 worker slots each
 """

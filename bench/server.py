@@ -1,4 +1,4 @@
-"""The Postgres that all candidates share: the given one, or an embedded one for the benchmark."""
+"""The PostgreSQL server that all candidates share: the given one, or an embedded one that the benchmark starts."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Writes the agent as one zip file that a bare Python runs: ``python -m tools.agent_zip dist/ecluse-agent.pyz``."""
+"""Write the agent as one zip file that a bare Python runs: ``python -m tools.agent_zip dist/ecluse-agent.pyz``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The commands of a server, from its OpenAPI document. `python -m tools.commands json` prints the text of
-src/ecluse/cli/commands.json, `python -m tools.commands docs` that of docs/cli.md."""
+"""Print the commands of a server, made from its OpenAPI document: `python -m tools.commands json` prints
+src/ecluse/cli/commands.json, `python -m tools.commands docs` prints docs/cli.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def document() -> Json:
 
 
 def as_json(commands: list[Json]) -> str:
-    """Return one line per command: small, and readable in a diff."""
+    """Return the commands as a JSON list with one command per line, which is compact and readable in a diff."""
     lines = ",\n".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in commands)
     return f"[\n{lines}\n]\n"
 

@@ -2,7 +2,7 @@
 
 Reads the ids of docs/requirements.md and the `pytest.mark.req(...)` markers of tests/. The tests are parsed, not
 imported, so that no database and no working code is needed. A marker that cites an unknown id is an error: it would
-look like coverage and be none.
+look like coverage without being any.
 """
 
 import ast

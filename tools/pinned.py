@@ -1,4 +1,5 @@
-"""The pinned packages of a requirements file, as uv writes it: `name==version ; marker`, and below it what needs it."""
+"""The pinned packages of a requirements file as uv writes it: a line `name==version ; marker`, and below it, as a
+comment, the packages that need it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Pinned(NamedTuple):
 
 
 def read(file: Path) -> list[Pinned]:
-    """Return the packages in the order of the file; one that is pinned for several platforms may be there twice."""
+    """Return the packages in the order of the file; a package that is pinned for several platforms may occur twice."""
     found: list[Pinned] = []
     for line in file.read_text().splitlines():
         if pin := PIN.match(line):

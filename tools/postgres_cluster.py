@@ -33,7 +33,8 @@ OWNER = "owner"  # owns databases that the other role creates for it
 
 @contextmanager
 def cluster(programs: Path) -> Iterator[dict[str, str]]:
-    """Run a cluster; yield the URLs of two ordinary roles by the names of the variables that tests read."""
+    """Run a cluster with the programs in this directory; yield the URLs of two ordinary roles by the names of the
+    environment variables that tests read. The cluster is deleted at the end."""
     folder = Path(tempfile.mkdtemp(prefix="ecl-pg-"))
     folder.chmod(0o711)  # PostgreSQL's account must pass through; only the owner may list
     data, log = folder / "data", folder / "log"

@@ -1,5 +1,5 @@
-"""Print the software bill of materials of a release, in CycloneDX 1.5 JSON, from requirements.txt: what an installation
-runs, with versions and which package needs which. The same input gives the same output."""
+"""Print the software bill of materials of a release, in CycloneDX 1.5 JSON, from requirements.txt: the packages
+of an installation, with their versions and dependencies. The same input gives the same output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compare the pinned packages with known vulnerabilities, without the network: the advisories are a file, the export of
 OSV for PyPI (`PyPI/all.zip`), that was fetched before. The exit code is 1 if a package is affected.
 
-No advisories come with the project: they change daily, and an old copy would say that all is well.
+No advisories come with the project: they change daily, and an old copy would report no vulnerabilities.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def set_of(found: list[Affected]) -> list[Affected]:
 
 
 def covers(part: dict[str, Any], version: str) -> bool:
-    """Return whether an advisory names this version, or one of its ranges has it."""
+    """Return whether this part of an advisory names the version, or one of its ranges contains it."""
     return version in part.get("versions", []) or any(
         within(one.get("events", []), Version(version))
         for one in part.get("ranges", [])
@@ -68,7 +68,8 @@ def covers(part: dict[str, Any], version: str) -> bool:
 
 
 def within(events: Iterable[dict[str, str]], version: Version) -> bool:
-    """Events in the order of versions: `introduced` begins an affected range, `fixed` and `last_affected` end it."""
+    """Return whether the version is in an affected range. `events` are in the order of versions: `introduced` begins a
+    range, `fixed` and `last_affected` end it. Events with a malformed version are ignored."""
     inside = False
     for (kind, text), *_ in (list(event.items()) for event in events):
         try:

@@ -147,8 +147,8 @@ def create_app(
 
 
 def _automation(settings: Settings, *, sealing: bool) -> Setup:
-    """Return the settings for the diagnostic of automation: the values of knobs and, for secrets, only whether they are
-    set."""
+    """Return the settings that the diagnostic of automation shows: values of knobs and, for credentials, only whether
+    they are set. `sealing`: whether there is a key to encrypt secrets with."""
     (unset,) = [one.unset for one in lacking(settings) if one.flow == "automation"] or [[]]
     needed = ("CRM_BASE_URL", "CRM_API_KEY", "ELEVENLABS_API_KEY", "LLM_API_KEY", "LLM_MODEL")
     wanted = ("SMTP_HOST", "MAIL_FROM", "ECLUSE_PUBLIC_URL", "PUSHER_APP_ID")
@@ -203,8 +203,8 @@ class Server(uvicorn.Server):
         self._polls: Polls = application.state.leasing.polls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # Of a socket, uvloop accepts one connection per pass of the loop: a flood would fill the line before it, in
-        # which others then wait for seconds.
+        # uvloop accepts one connection per socket and pass of the loop: a flood would fill the backlog, in which other
+        # clients then wait for seconds. With duplicates of the socket, each pass accepts several.
         await super().startup([one.dup() for one in sockets or () for _ in range(ACCEPTED_AT_ONCE)])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -113,4 +113,7 @@ def test_in_a_given_database_its_rows_stay_and_a_second_one_is_refused(demo, emp
 
 def test_a_given_database_that_is_not_given_is_missed(demo):
     played = demo("automation", "--given-database")
-    assert (played.end(), played.said) == (2, "ecluse: --given-database needs DATABASE_URL.\n")
+    assert (played.end(), played.said) == (
+        2,
+        "ecluse: --given-database needs DATABASE_URL: set it to the URL of an empty database.\n",
+    )

@@ -171,7 +171,7 @@ def test_a_run_is_ended_by_a_yes_and_by_nothing_else(operator, at_terminal, quer
     end = ("runs", "end", run_id, "--reason", "wrong catalogue")
     code, out, err = at_terminal("n", *end)
     assert (code, out) == (1, "")
-    assert "runs end: go on? [y/N]" in err
+    assert "runs end: continue? [y/N]" in err
     assert "Nothing was done." in err
     assert query("SELECT state FROM runs") == [("queued",)]
     code, out, err = at_terminal("y", *end)

@@ -40,7 +40,7 @@ def test_the_test_that_the_command_writes_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Price", "1st", "a-b", "", "a" * 51])
 def test_a_name_that_cannot_be_a_module_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="a flow is named by lower-case letters"):
+    with pytest.raises(InvalidInput, match="is no name of a flow: use lower-case letters"):
         create(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

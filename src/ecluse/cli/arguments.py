@@ -18,7 +18,7 @@ from ecluse.cli.failure import meant, misused
 
 Json = dict[str, Any]
 NUMBERS = {"integer": int, "number": float}
-FIELD = re.compile(r"(^|; )(?:(?:body|query|path)\.)?([\w.]+): ", re.IGNORECASE)  # that a problem is about
+FIELD = re.compile(r"(^|; )(?:(?:body|query|path)\.)?([\w.]+): ", re.IGNORECASE)  # the field that a problem is about
 IN_SENTENCE = re.compile(r"(?<!['\"\w.-])[a-z]+(?:_[a-z]+)+(?!['\"\w.]\w)")  # quoted text is a value
 HELP_FIRST = 36  # column at which the explanations begin
 
@@ -35,8 +35,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser of a command. A wrong use raises Failure with one sentence, which suggests the option that was
-    perhaps meant."""
+    """Argument parser of a command. Wrong usage raises Failure with a message that suggests the most similar option, if
+    one is similar."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -140,14 +140,15 @@ def explained(field: Json) -> str:
 
 
 def typed(field: Json) -> str:
-    """Return an argument or option as it is typed."""
+    """Return the name of an argument (`NAME`) or option (`--name`) as the user types it."""
     if "place" in field:
         return metavar(field)
     return f"--{field['short']}" if "short" in field else str(field["option"])
 
 
 def as_typed(command: Json, message: str) -> str:
-    """Return an error of the server with the fields that it is about named as they are typed."""
+    """Return an error message of the server with its field names replaced by the arguments and options that the user
+    types for them."""
     names = {field["name"]: typed(field) for field in command["fields"]}
 
     def named(found: re.Match[str]) -> str:
@@ -166,8 +167,8 @@ def _help(field: Json) -> str:
 
 
 def request_of(command: Json, given: argparse.Namespace) -> tuple[str, Json, Json | None]:
-    """Return path, query and body of the request that the parsed arguments describe; raise Failure if required fields
-    are missing."""
+    """Return path, query and body (None if the command has none) of the request that the parsed arguments describe.
+    Raise Failure if a required field of the body is missing or a value is not valid."""
     path, query, body = command["path"], {}, _whole_body(given)
     for field in command["fields"]:
         text = getattr(given, _dest(field))
@@ -230,8 +231,8 @@ def _scalar(kind: str, choices: Sequence[Any] | None, name: str, given: Any) -> 
 
 
 def read_json(text: str, name: str) -> Any:
-    """Parse JSON from the text; `@file` stands for the content of a file, `@-` for stdin. `name` is the option, for
-    errors."""
+    """Parse JSON from the text; `@file` stands for the content of a file, `@-` for stdin. Raise Failure, which names
+    the option `name`, if the file cannot be read or the text is not JSON."""
     try:
         return json.loads(read_text(text[1:], name) if text.startswith("@") else text)
     except (ValueError, RecursionError) as error:
@@ -239,7 +240,8 @@ def read_json(text: str, name: str) -> Any:
 
 
 def read_text(file: str, name: str) -> str:
-    """Read a text file, or stdin if the name is `-`. `name` is the option, for errors."""
+    """Read a text file, or stdin if `file` is `-`. Raise Failure, which names the option `name`, if the file cannot be
+    read or is not UTF-8."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).expanduser().read_text()
     except OSError as error:

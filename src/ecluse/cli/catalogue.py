@@ -33,8 +33,8 @@ ABOUT = "Periodic work over records held in other people's systems, with one tru
 
 @dataclass(frozen=True)
 class Local:
-    """A command of this program, as opposed to one that a server offers. `add` declares its arguments; `run` returns
-    the exit code."""
+    """A command of this program, as opposed to one that a server offers. `add` declares its arguments; `run` executes
+    it and returns the exit code."""
 
     name: str
     help: str
@@ -42,8 +42,8 @@ class Local:
     add: Callable[[Parser], None] = lambda parser: None  # noqa: ARG005 - none
     example: str = ""
     connects: bool = False  # talks to a server
-    takes_rest: bool = False  # further arguments are passed on
-    own_help: bool = False  # so is --help
+    takes_rest: bool = False  # all further words are passed on unparsed
+    own_help: bool = False  # --help is passed on, too
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -67,7 +67,8 @@ def name_of(command: Local | Json) -> str:
 
 
 def find(commands: Iterable[Local | Json], words: Sequence[str]) -> Found:
-    """Find the command with the longest name that these words begin with, else the group of commands that they name."""
+    """Find the command with the longest name that these words begin with. If there is none, `command` is None and
+    `words` is the longest group of commands that they begin with, which may be empty."""
     by_words = {tuple(name_of(one).split()): one for one in commands}
     for count in range(len(words), 0, -1):
         if (start := tuple(words[:count])) in by_words:
@@ -78,8 +79,8 @@ def find(commands: Iterable[Local | Json], words: Sequence[str]) -> Found:
 
 
 def below(commands: Iterable[Local | Json], group: Sequence[str]) -> dict[str, str]:
-    """Return the entries of a group by name: for a command the first sentence of its help, for a group the names of its
-    commands."""
+    """Return the entries of a group by name, sorted: for a command the first sentence of its help, for a group the
+    names of its commands. Commands without a help text are left out."""
     found: dict[str, list[str]] = {}
     summaries = {}
     for one in commands:
@@ -130,8 +131,8 @@ def _listed(rows: dict[str, str], width: int) -> list[str]:
 
 
 def add_connection(parser: Parser, *, confirms: bool = False) -> None:
-    """Add the options for connection and output that every command has, except those that the command already uses for
-    a field."""
+    """Add the options for connection and output, except those whose name the command already uses for a field.
+    `confirms`: the command asks for a confirmation, so add --yes."""
     parts = parser.add_argument_group("connection and output")
     for option, text in CONNECTION.items():
         name, metavar = option.split()

@@ -42,8 +42,9 @@ class Client:
         return self.ask("GET", path, query)
 
     def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Send a request, once more if the connection is lost; return the answer: parsed JSON, or the text of a CSV
-        file. Raise Unreachable or Refused."""
+        """Send a request, and once more if the connection is lost; return the answer: parsed JSON, or the text of a CSV
+        or NDJSON file. Raise Refused if the server answers with an error, Unreachable if it cannot be reached, loses
+        the connection twice, or is no server of Ecluse."""
         parts = urlsplit(self.url)
         target = parts.path.rstrip("/") + path + _query(query)
         headers = {"User-Agent": "ecluse"}

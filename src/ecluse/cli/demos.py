@@ -40,10 +40,10 @@ def transcription(*, as_json: bool) -> int:
 
 
 def _given(wanted: bool) -> str | None:
-    """Return the address of the database to use, if it is wanted."""
+    """Return DATABASE_URL if `wanted`, else None. Raise SetUpError if it is wanted and not set."""
     given = settings.load().DATABASE_URL if wanted else None
     if wanted and given is None:
-        raise SetUpError("--given-database needs DATABASE_URL.")
+        raise SetUpError("--given-database needs DATABASE_URL: set it to the URL of an empty database.")
     return given
 
 

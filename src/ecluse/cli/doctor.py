@@ -37,15 +37,15 @@ def run(where: Given) -> int:
 
 
 def _server(where: Given) -> Client | Finding:
-    """Return a client of the server, or a finding if it does not answer: `fail` if the server was named, `warn` for the
-    one of this host, which need not run."""
+    """Return a client of the server, or a finding if the server does not answer: `fail` if the user named the server,
+    `warn` for the server of this host, which need not run."""
     named = any((where.url, where.profile, os.environ.get("ECLUSE_URL"), profiles().get(DEFAULT)))
     try:
         client = client_for(where, appear_seconds=0)
         client.get("/healthz")
     except Failure as failure:
         if named:
-            do = "correct the address, or start the server"
+            do = "correct the URL, or start the server"
             return Finding("fail", "server", failure.message.rstrip("."), do)
         says, _, advice = failure.message.rstrip(".").partition(": ")
         return Finding("warn", "server", says, advice or "start one with `ecluse serve`")

@@ -36,7 +36,8 @@ class _Schemas:
         self._known = document.get("components", {}).get("schemas", {})
 
     def resolved(self, schema: Json) -> tuple[Json, bool]:
-        """Return the schema with references resolved and alternatives reduced to one, and whether null is allowed."""
+        """Return the schema with references resolved and alternatives reduced to one (`_either`), and whether null is
+        allowed."""
         if "$ref" in schema:
             beside = {name: value for name, value in schema.items() if name != "$ref"}
             return self.resolved({**self._known[schema["$ref"].rpartition("/")[2]], **beside})
@@ -55,7 +56,7 @@ class _Schemas:
 
 def _either(kinds: list[Json]) -> Json:
     """Reduce alternative schemas to one: objects and choices are merged, integer or text becomes `word`, a list is
-    preferred to a text."""
+    preferred to a text. Other alternatives become `{}`, any JSON value."""
     if len(kinds) == 1:
         return kinds[0]
     if all(one.get("type") == "object" for one in kinds):
@@ -101,7 +102,7 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
     if body is not None:
         content = next(iter(body["content"].values()))
         fields += _fields(schemas, "", content["schema"], body.get("required", False), DEEPEST)
-    if method not in ("patch", "put"):  # what is created has nothing to clear
+    if method not in ("patch", "put"):  # a new record has nothing to clear
         fields = [{**one, "nullable": False} for one in fields]
     by_place = [*(("path", name) for name in re.findall(r"{(\w+)", path)), *(("body", name) for name in arguments)]
     for field in fields:
@@ -135,7 +136,8 @@ def _command(schemas: _Schemas, by_id: dict[str, tuple[str, Json]], path: str, m
 
 
 def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
-    """Return the name of the list in the answer and the columns to show; empty if the answer is not a list of rows."""
+    """Return `list`, the name of the list in the operation's answer, and `columns`, those to show: the declared ones,
+    or all single values of a row. Empty if the answer is not a list of rows."""
     good: Json = next((one for code, one in sorted(operation["responses"].items()) if code.startswith("2")), {})
     content: Json = next(iter(good.get("content", {}).values()), {})
     schema, _ = schemas.resolved(content.get("schema", {}))
@@ -155,7 +157,8 @@ def _answer(schemas: _Schemas, operation: Json, declared: Json) -> Json:
 
 
 def _fields(schemas: _Schemas, path: str, schema: Json, required: bool, depth: int) -> list[Json]:
-    """Return the fields of an object, each followed by the fields of the object in it, down to `depth` levels."""
+    """Return the fields of an object as a flat list, each followed by the fields of the object nested in it, down to
+    `depth` levels. Fields of nested objects are never required here: the server checks them."""
     found, _ = schemas.resolved(schema)
     fields = []
     for name, one in found.get("properties", {}).items():

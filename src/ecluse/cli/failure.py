@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 OK, BAD, REFUSED, UNREACHABLE, STILL_OPEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = {
     OK: "done",
-    BAD: "the run ended badly, a check failed, or the answer to a question was no",
+    BAD: "the run did not succeed, a check failed, or the command was not confirmed",
     REFUSED: "wrong usage, or the server refused the request",
     UNREACHABLE: "the server cannot be reached, or failed",
     STILL_OPEN: "the run is still open",
@@ -32,6 +32,6 @@ def misused(message: str) -> Failure:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean …?` with the closest known word, or an empty text if none is close."""
+    """Return ` Did you mean …?` with the most similar of the known words, or an empty text if none is similar."""
     found = get_close_matches(word, list(known), n=1)
     return f" Did you mean {found[0]}?" if found else ""

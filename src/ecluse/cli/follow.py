@@ -1,5 +1,6 @@
 """Follow a run until it ends, for `--wait` and `ecluse runs watch`. Progress goes to stderr: at a terminal one line is
-rewritten, elsewhere each change is a line of its own. While the server cannot be reached, the command tries again."""
+rewritten, elsewhere each change is a line of its own. While the server cannot be reached, the command retries for
+GONE_SECONDS."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Pace:
 
 
 def progress(run: Mapping[str, Any], pace: dict[str, Pace], now: float, *, bar: bool = False) -> str:
-    """Return the progress line of an open run."""
+    """Return the progress line of an open run: status, and counts, rate and remaining time of each stage. `pace` keeps
+    the measurements by stage between calls; `bar`: draw a progress bar."""
     said = [f"run {run['id']} {run['flow']} {run['status']}"]
     if run.get("phase"):
         said.append(harmless(run["phase"]))
@@ -97,7 +99,8 @@ def counts(run: Mapping[str, Any]) -> str:
 
 
 def watch(client: Client, run_id: str, *, timeout: float | None, as_json: bool) -> int:
-    """Follow the run until it ends or `timeout` seconds have passed, show the result, and return the exit code."""
+    """Follow the run until it ends or `timeout` seconds have passed (None: no limit), show the result, and return the
+    exit code: OK if it succeeded or had nothing to do, BAD if not, STILL_OPEN after the timeout."""
     line, began = Line(), time.monotonic()
     last, changed = "", began
     pace: dict[str, Pace] = {}
@@ -134,7 +137,7 @@ def _still_open(run: Mapping[str, Any], line: Line, how: str, *, as_json: bool) 
 
 
 def _read(client: Client, run_id: str, line: Line) -> dict[str, Any]:
-    """Read the run; while the server cannot be reached, try again for GONE_SECONDS."""
+    """Read the run. While the server cannot be reached, retry for GONE_SECONDS, then raise its Failure."""
     until = time.monotonic() + GONE_SECONDS
     told = False
     while True:

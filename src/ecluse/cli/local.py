@@ -1,4 +1,5 @@
-"""Commands of this program itself. Their modules are imported when they run: `ecluse --help` must be quick."""
+"""Commands that this program executes itself, as opposed to commands of a server. Their modules are imported when they
+run: `ecluse --help` must be quick."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def doctor(given: Given, _: Namespace) -> int:
 
 def _watch_arguments(parser: Parser) -> None:
     parser.add_argument("run_id", metavar="RUN_ID", help="id of the run")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="seconds to follow the run at most")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop following the run after this time")
 
 
 def runs_watch(given: Given, parsed: Namespace) -> int:
@@ -234,8 +235,9 @@ COMMANDS = [
     ),
     Local(
         "secrets rotate",
-        "Seal everything with the key of ECLUSE_SECRET_KEY that was sealed with the one of ECLUSE_SECRET_KEY_OLD, or "
-        "not yet. Servers that have both keys go on meanwhile; after a crash, run it again.",
+        "Encrypt all stored secrets with the key in ECLUSE_SECRET_KEY: those encrypted with the key in "
+        "ECLUSE_SECRET_KEY_OLD, and those not encrypted yet. Servers that have both keys keep working meanwhile. "
+        "After a crash, run it again.",
         secrets_rotate,
         _json_argument,
     ),
@@ -247,7 +249,8 @@ COMMANDS = [
     ),
     Local(
         "agent",
-        "Execute the jobs of this host: claims them from the server of --server, as the agent's own file allows.",
+        "Execute the jobs of this host: claim them from the server given by --server, and run those that the agent's "
+        "configuration file allows.",
         agent,
         takes_rest=True,
         own_help=True,
@@ -281,8 +284,8 @@ COMMANDS = [
     ),
     Local(
         "demo jobs",
-        "Make jobs of 50 schedules for three agents, kill one and the server, cut one off, and account for each due "
-        "time.",
+        "Create jobs from 50 schedules for three agents; kill one agent and the server, cut another agent off, and "
+        "account for each due time.",
         demo_jobs,
         _keep_argument,
     ),
@@ -328,6 +331,7 @@ COMMANDS = [
 
 
 def all_commands() -> list[Local | Json]:
-    """Return all commands. A command of this program replaces the server's command of the same name."""
+    """Return the commands of this program and those of a server of the same version (commands.json). A command of this
+    program replaces the server's command of the same name."""
     own = {one.name for one in COMMANDS}
     return [*COMMANDS, *(one for one in packaged() if one["name"] not in own)]

@@ -64,8 +64,9 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _leading(words: list[str]) -> tuple[Given, list[str]]:
-    """Take the options that stand before the command's name; return them and the remaining words. There they always
-    mean the connection, even if the command has a field of the same name."""
+    """Split off the options before the command's name; return them and the remaining words. In that place they always
+    mean connection and output, even if the command has a field of the same name. Raise Failure if one lacks its
+    value."""
     names = {option.split()[0]: option.split()[0][2:].replace("-", "_") for option in CONNECTION}
     values: dict[str, str] = {}
     as_json = False
@@ -85,8 +86,8 @@ def _leading(words: list[str]) -> tuple[Given, list[str]]:
 
 
 def _group(commands: Sequence[Local | Json], found: Found) -> int:
-    """Print the help of a group of commands; for an unknown word, raise Failure with the name that was perhaps
-    meant."""
+    """Print the help of a group of commands; return OK if --help was given, REFUSED if the command is missing. Raise
+    Failure for an unknown word, with the most similar name."""
     name = " ".join(("ecluse", *found.words))
     if found.rest and found.rest[0] not in HELP:
         word = found.rest[0]
@@ -105,7 +106,8 @@ def _ask_server(
     commands: list[Local | Json], found: Found, words: Sequence[str], given: Given
 ) -> tuple[list[Local | Json], Found]:
     """Look the command up in the OpenAPI document of the server, which may have flows or commands that this program
-    does not know. Return the commands known then and what was found."""
+    does not know. Return all commands, those of the server included, and what was found among them; both unchanged if
+    no server answers."""
     try:
         client = client_for(given, appear_seconds=0)
         document = Client(client.url, None).get("/openapi.json")

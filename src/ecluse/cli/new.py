@@ -14,10 +14,10 @@ TEMPLATE = "my_flow"
 
 
 def create(name: str, where: Path) -> list[Path]:
-    """Create the folder `name` in `where` from the template of a flow; return its files. Raise InvalidInput for a bad
-    name or a folder that exists."""
+    """Create the folder `name` in `where` from the template of a flow; return its files. Raise InvalidInput if the name
+    is not valid or the folder exists already."""
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"a flow is named by lower-case letters, digits and '_', such as price_sync, not {name!r}")
+        raise InvalidInput(f"{name!r} is no name of a flow: use lower-case letters, digits and '_', such as price_sync")
     if (where / name).exists():
         raise InvalidInput(f"{name} exists already: choose another name, or remove it")
     written = []

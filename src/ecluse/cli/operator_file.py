@@ -28,7 +28,7 @@ def data_dir() -> Path:
 
 
 def read(folder: Path) -> Json:
-    """Return the content of operator.json, only with servers whose process is alive; without a file, no key and no
+    """Return the content of operator.json, without servers whose process is gone; if there is no file, key None and no
     servers."""
     try:
         found = json.loads((folder / NAME).read_text())
@@ -51,7 +51,7 @@ def changing(folder: Path) -> Iterator[Json]:
 
 
 def write_private(file: Path, content: Mapping[str, Any]) -> None:
-    """Replace the file by this content, readable by its owner only."""
+    """Replace the file by this content as JSON, readable by its owner only. Readers see the old or the new file."""
     written = file.with_suffix(".new")
     written.unlink(missing_ok=True)
     handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -32,7 +32,7 @@ def parser_of(command: Json) -> Parser:
         if "--wait" not in known:
             parser.add_argument("--wait", dest="given_wait", action="store_true", help="follow the run until it ends")
         if "--timeout" not in known:
-            text = "seconds to follow the run at most"
+            text = "stop following the run after this time"
             parser.add_argument("--timeout", dest="given_timeout", type=float, metavar="SECONDS", help=text)
     add_connection(parser, confirms="preview" in command)
     return parser
@@ -76,7 +76,8 @@ def _done(
 
 
 def show_result(client: Client, declared: Json, number: str) -> None:
-    """Show the result of a run that has ended, and the next command."""
+    """Show the result of a run that has ended: the fields that the command declares, of the record with this id. If all
+    of them have a value, name the next command."""
     found = client.get(re.sub(r"{\w+}", number, declared["read"]))
     shown = {name: found[name] for name in declared["fields"]}
     for line in show.fields(shown, show.width()):
@@ -96,8 +97,8 @@ def _has_cursor(command: Json) -> bool:
 
 
 def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json | None) -> bool:
-    """Show the preview of a command and ask the user to confirm it; return the answer. Raise Failure if stdin is no
-    terminal."""
+    """Show the preview of a command and ask the user to confirm it; return whether the user did. Raise Failure if stdin
+    is no terminal."""
     declared = command["preview"]
     at = declared["path"]
     for given, wanted in zip(path.split("/"), command["path"].split("/"), strict=True):
@@ -108,7 +109,7 @@ def _confirmed(client: Client, command: Json, path: str, query: Json, body: Json
         show.say(line)
     if not sys.stdin.isatty():
         raise misused("Nothing was done: a confirmation is needed, and stdin is no terminal. Use --yes to confirm.")
-    sys.stderr.write(f"{command['name']}: go on? [y/N] ")
+    sys.stderr.write(f"{command['name']}: continue? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -126,7 +127,8 @@ def _all_pages(client: Client, command: Json, path: str, query: Json) -> Any:
 
 
 def _write_text(rows: Sequence[Json], columns: Sequence[str], name: str) -> None:
-    """Write the texts of the rows one after another; what they belong to goes to stderr, so that stdout is the text."""
+    """Write the field `name` of the rows to stdout, one after another. The values of `columns` go to stderr, whenever
+    they change, so that stdout has only the text."""
     for heads, parts in groupby(rows, lambda row: [f"{show.title(column)} {row[column]}" for column in columns]):
         show.say(", ".join(heads))
         lines = "".join(str(part[name]) for part in parts).splitlines()

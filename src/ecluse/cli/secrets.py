@@ -1,4 +1,5 @@
-"""`ecluse secrets rotate`: seal everything with the current key. On the host: it needs both keys and the database."""
+"""`ecluse secrets rotate`: encrypt all stored secrets with the current key. It runs on the host, because it needs both
+keys and the database."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _serve(
     chosen: Sequence[str] | None,
     before_serving: Callable[[socket.socket, str], None],
 ) -> int:
-    gc.disable()  # a fifth of the time of these imports would go into looking for garbage where there is none
+    gc.disable()  # collecting garbage, of which there is none, would take a fifth of the time of these imports
     from ecluse import bootstrap, settings
     from ecluse.app import Server, create_app
     from ecluse.base import descriptors, logging
@@ -88,8 +88,8 @@ def _serve(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bind the listening socket. It is done before the database is opened: a server that cannot listen must not join
-    the cluster."""
+    """Return a listening socket; raise SetUpError if the address cannot be bound. Called before the database is opened:
+    a server that cannot listen must not join the cluster."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -83,7 +83,8 @@ def cell(value: Any) -> str:
 
 
 def title(name: str) -> str:
-    """Return the label of a field. A code, such as NO_URL, stays as it is."""
+    """Return the label of a field: its name in words, without underscores and camelCase. A name in capitals, such as
+    the code NO_URL, is returned unchanged."""
     return name if name.isupper() else CAMEL.sub(lambda found: f" {found[0].lower()}", name).replace("_", " ")
 
 
@@ -109,7 +110,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], fit: int | 
 
 
 def fitted(natural: Sequence[int], room: int) -> list[int] | None:
-    """Narrow the widest columns until all fit into `room`; return the widths, or None if there are too many columns."""
+    """Narrow the widest columns until all fit into `room` characters; return the widths, or None if that would need
+    columns narrower than NARROWEST."""
     widths = list(natural)
     while (excess := sum(widths) - room) > 0:
         widest = max(widths)
@@ -155,7 +157,8 @@ def _lines(texts: Sequence[str], widths: Sequence[int], indent: str, codes: Sequ
 
 
 def fields(row: Mapping[str, Any], fit: int | None, indent: str = "") -> list[str]:
-    """Return one aligned line per field; lists of rows follow as tables, objects as indented fields."""
+    """Return one aligned line per field; lists of rows follow as tables, objects as indented fields. `fit`: the width
+    to wrap at; None: do not wrap."""
     plain = {name: value for name, value in row.items() if not _is_nested(value)}
     room = max((len(title(name)) for name in plain), default=0)
     lines = []
@@ -196,7 +199,8 @@ def _are_alike(values: Sequence[Any]) -> bool:
 
 
 def _records(value: Mapping[str, Mapping[str, Any]], fit: int | None, indent: str) -> list[str]:
-    """Return objects of one shape as a table, by name; those with rows or objects in them follow, each by itself."""
+    """Return objects of the same shape as the lines of one table, one row per object. Objects that contain rows or
+    objects follow the table, each under its own heading."""
     nested = [name for name, one in value.items() if any(_is_nested(part) for part in one.values())]
     rows = [{"field": title(name), **one} for name, one in value.items() if name not in nested]
     lines = table(rows, list(rows[0]), fit, indent) if rows else []

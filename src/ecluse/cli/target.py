@@ -25,7 +25,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Given:
-    """Options that every command has, for connection and output."""
+    """Options for connection and output that the user gave, before or after the command's name."""
 
     url: str | None = None
     key_file: str | None = None
@@ -36,7 +36,8 @@ class Given:
 
 def client_for(given: Given, appear_seconds: float = APPEAR_SECONDS) -> Client:
     """Return a client of the server to use: the first that is named by an option, the environment or a profile, else
-    the server that runs on this host."""
+    the server that runs on this host. Raise Failure if there is no key for it, or no such profile or server.
+    `appear_seconds`: how long to wait for a server of this host to appear."""
     key = read_key(given.key_file) if given.key_file is not None else None
     if given.url is None and given.profile is not None:
         known = profile(given.profile)
@@ -59,7 +60,7 @@ def checked_url(url: str) -> str:
 
 
 def read_key(name: str) -> str:
-    """Read a key from a file, or from stdin if the name is `-`."""
+    """Read a key from a file, or from stdin if the name is `-`. Raise Failure if the file is empty or has no key."""
     key = _checked(read_text(name, "--key-file"), "The key file")
     if key is None:
         raise misused(f"The key file {name} is empty.")
@@ -74,8 +75,8 @@ def _checked(text: str | None, where: str) -> str | None:
 
 
 def local_server(appear_seconds: float) -> dict[str, str]:
-    """Return URL and key of the server of this host. Wait `appear_seconds` for one to appear, longer for one that is
-    starting; raise Unreachable if none is ready by then."""
+    """Return URL and key of the server of this host. Wait `appear_seconds` for one to appear, and START_SECONDS for one
+    that is starting; raise Unreachable if none is ready by then."""
     folder, began = operator_file.data_dir(), time.monotonic()
     while True:
         found = _look(folder)

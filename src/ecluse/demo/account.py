@@ -36,7 +36,7 @@ REPEATED = "SELECT error_code, count(*) AS calls FROM attempts WHERE maybe_paid 
 
 
 def expected(fiche_id: str) -> str:
-    """Return the expected outcome of a fiche, or its error code, by the id ranges of the simulated CRM."""
+    """Return the expected error code of a fiche, or `successful`, by the id ranges of the simulated CRM."""
     number = int(fiche_id)
     special = {91: "NO_RECORDINGS", 92: "NO_URL", 93: "NOT_FOUND"}.get(number // 100)
     if special is not None:
@@ -91,7 +91,8 @@ def gather(played: Scene, key: str, run_id: int, kill: Kill, seconds: float) -> 
 
 
 def as_expected(report: dict[str, Any], fiches: int) -> bool:
-    """Return True if there are `fiches` fiches, each has its expected outcome, and the auditor found no violation."""
+    """Return True if the run ended `partial` with `fiches` fiches, each has its expected outcome, and the auditor found
+    no violation."""
     counted = report["selected"] == fiches == sum(report[name] for name in ORDER)
     ended = report["status"] == "partial" and counted and not report["unexpected"]
     return ended and report["verify"] == "clean"
@@ -114,7 +115,7 @@ def _example(one: dict[str, Any]) -> str | None:
 
 
 def show(console: Console, report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report as readable lines."""
 
     def line(text: str = "", style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

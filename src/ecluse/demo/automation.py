@@ -137,7 +137,7 @@ def _trigger(played: Scene, key: str, schedule: str) -> int:
 
 
 def _watch(console: Console, played: Scene, run_id: int) -> Kill:
-    """Show the run's progress to its end, and kill the server half-way."""
+    """Show the run's progress until it ends, kill and restart the server half-way, and return the kill."""
 
     def look() -> Seen:
         (row,) = played.query(PROGRESS, run_id)

@@ -71,7 +71,8 @@ OPEN = ("PENDING", "RUNNING", "STALE")
 
 def run(*, keep: bool, as_json: bool, given: str | None) -> int:
     """Play the demonstration and return the exit code: 0 if every case came out as expected and the auditor finds no
-    violation. `keep` and `given` as in the demonstration of automation."""
+    violation. `keep` leaves server and registers running at the end; `given` is the address of an empty database to
+    use."""
     console = Console(stderr=as_json)
     console.print(
         "[bold]Ecluse[/] asks three public registers for companies: known, stored, aged, missing and failing ones. "
@@ -114,7 +115,8 @@ class _Play:
         return {"cases": self._cases, "seconds": seconds, "verify": self._played.audit()}
 
     def _case(self, case: str, siren: str, ask: Callable[[], dict[str, Any]]) -> None:
-        """Play a case: what the first answer says, what the company is at the end, and the calls made meanwhile."""
+        """Play a case, print it and add it to the report: the status in the first answer, the status at the end, and
+        the calls made in between."""
         before = self._calls(siren)
         first = ask()
         last = self._ended(first["id"])
@@ -140,12 +142,13 @@ class _Play:
         return answer
 
     def _aged(self) -> dict[str, Any]:
-        """Let the data of a company age by a month, and read a request for it."""
+        """Make the data of a company a month older, and read a request for it, which starts a job."""
         self._played.query(AGE, KNOWN)
         return self._show(self._cases[0]["request"])
 
     def _shared(self) -> dict[str, Any]:
-        """Ask for a company in a second tenant while the job of the first is open; both must hear of its end."""
+        """Ask for a company in a second tenant while the job of the first is open, and print which tenants got the
+        event of its end. Raise SetUpError if a second job was started."""
         header = {"Ecluse-Tenant": SECOND}
         post(f"{self._played.url}/api/tenants", {"id": SECOND}, self._key)
         made = post(f"{self._played.url}/api/keys", {"name": "demo", "role": "operator"}, self._key, headers=header)
@@ -176,7 +179,7 @@ class _Play:
         return answer
 
     def _ended(self, request_id: str) -> dict[str, Any]:
-        """Return a request once the job of its company has ended."""
+        """Wait until the job of a request has ended, and return the request. Raise SetUpError after LONGEST_SECONDS."""
         until = time.monotonic() + LONGEST_SECONDS
         while (shown := self._show(request_id))["enrichment_status"] in OPEN:
             if time.monotonic() > until:
@@ -185,7 +188,7 @@ class _Play:
         return shown
 
     def _calls(self, siren: str) -> dict[str, int]:
-        """Return the calls about a company by the ledgers of the registers."""
+        """Return the number of calls about a company by register, from the ledgers of the registers."""
         return {
             source: sum(one["ref"] == siren for one in self._played.ledger(vendor, "call"))
             for source, vendor in LEDGERS.items()

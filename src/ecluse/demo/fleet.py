@@ -1,4 +1,4 @@
-"""Agents for demonstrations and tests: real processes, and a way to the server that can be cut."""
+"""Agents for demonstrations and tests: real processes, and a proxy that can cut their connection to the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = "127.0.0.1"
 
 @dataclass
 class Agent:
-    """An agent in a process of its own; its file, its state and its log are in `folder`."""
+    """An agent in a process of its own; its token, configuration, state and log are in `folder`."""
 
     server: str
     folder: Path
@@ -42,7 +42,7 @@ class Agent:
 
 @contextmanager
 def fleet(agents: list[Agent]) -> Iterator[None]:
-    """Start the agents, and end them, with what they run, at the end."""
+    """Start the agents for the duration of the context, then stop them and wait for their end."""
     try:
         for one in agents:
             one.start()
@@ -57,8 +57,8 @@ def fleet(agents: list[Agent]) -> Iterator[None]:
 
 
 class Proxy:
-    """Forwards each connection to one of these ports that accepts it, until it is cut off; then it accepts none and
-    closes the open ones."""
+    """TCP proxy that forwards each connection to one of `ports` that accepts it, chosen at random. `cut` closes all
+    connections and refuses new ones until `mend`."""
 
     def __init__(self, *ports: int) -> None:
         self.ports, self._open = list(ports), True

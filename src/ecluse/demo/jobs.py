@@ -97,7 +97,7 @@ def as_expected(report: dict[str, Any]) -> bool:
 
 
 def schedule(number: int) -> dict[str, Any]:
-    """Return the settings of one of the schedules, but for its server."""
+    """Return the settings of the schedule with this number, without its server."""
     place, organisation = number // len(ORGANISATIONS), ORGANISATIONS[number % len(ORGANISATIONS)]
     given = {"name": f"job {place}", "cronExpression": CRON, "jobType": "backup" if place == 0 else "noop"}
     slow = 1 <= place <= 3
@@ -211,7 +211,7 @@ def _folder(folder: Path, token: str) -> Path:
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report as readable lines."""
     decided = ", ".join(f"{report[name]} {name}" for name in ("fired", "skipped", "missed"))
     lines = (
         f"{report['due']} due times of {SCHEDULES} schedules: {decided}, {report['unaccounted']} unaccounted for",

@@ -81,7 +81,8 @@ mutation ($productId: ID!, $variants: [ProductVariantsBulkInput!]!) {
 
 def run(*, keep: bool, as_json: bool, given: str | None) -> int:
     """Play the demonstration and return the exit code: 0 if every target came out as expected, the shop's ledger
-    agrees, and the auditor finds no violation. `keep` and `given` as in the demonstration of automation."""
+    agrees, and the auditor finds no violation. `keep` leaves server and vendors running at the end; `given` is the
+    address of an empty database to use."""
     console = Console(stderr=as_json)
     console.print(
         f"[bold]Ecluse[/] lowers {PRODUCTS * VARIANTS} prices by a tenth, in a shop that throttles, fails and loses "
@@ -156,7 +157,7 @@ class _Play:
         }
 
     def _watch(self, run: int) -> Kill:
-        """Show the progress of the apply to its end, and kill the server half-way."""
+        """Show the progress of the apply until it ends, kill and restart the server half-way, and return the kill."""
 
         def look() -> Seen:
             (row,) = self._played.query(PROGRESS, run)
@@ -199,7 +200,7 @@ class _Play:
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report as readable lines."""
     lines = (
         f"rule run {report['rule_run']}: {report['applied']} prices applied, {report['rolled_back']} of them restored",
         f"  changed by another client, and left: {report['conflicts']} of the apply, {report['not_rolled_back']} since",

@@ -61,8 +61,8 @@ class Scene:
         return f"http://127.0.0.1:{self.port}"
 
     def start_server(self) -> None:
-        """Start the server, on the same port each time, and wait until it is ready. Raises SetUpError with its last log
-        lines."""
+        """Start the server, on the same port each time, and wait until it is ready. Raise SetUpError, with its last log
+        lines, if it exits or is not ready within UP_SECONDS."""
         self.port = self.port or _free_port()
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port)]
         # Failures are part of the demonstration: the server's output goes to a file, not to the terminal.
@@ -109,14 +109,14 @@ class Scene:
         return [entry["ref"] for entry in self.ledger(vendor, "paid")]
 
     def ledger(self, vendor: str, kind: str) -> list[dict[str, Any]]:
-        """Return the entries of this kind in the vendor's ledger."""
+        """Return the entries of this kind in the vendor's ledger, 10,000 at most."""
         found: list[dict[str, Any]] = json.loads(
             get(f"{self.vendor}/_sandbox/ledger?vendor={vendor}&kind={kind}&limit=10000")
         )["entries"]
         return found
 
     def audit(self) -> str | list[dict[str, str]]:
-        """Run the auditor; return "clean" or the violations."""
+        """Run the auditor; return "clean" or the violations. Raise SetUpError if it prints no verdict."""
         address = conninfo_to_dict(self.dsn)
         environment = {**self.environment, "PGPASSWORD": str(address.pop("password", ""))}  # not in the process list
         where = ("--database-url", make_conninfo("", **address), "--ledger", self.vendor)
@@ -190,7 +190,8 @@ def _inherited(data: Path) -> dict[str, str]:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Turn signals to stop into exceptions, so that `finally` runs; further signals do not interrupt the clean-up."""
+    """Turn stop signals into exceptions for the duration of the context, so that `finally` runs. After the first
+    signal, further ones are ignored, so that they do not interrupt the clean-up."""
     before = {number: signal.getsignal(number) for number in _handled_signals()}
     for number in before:
         signal.signal(number, _go)
@@ -202,12 +203,12 @@ def _tidy() -> Iterator[None]:
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """Return the signals to stop, without those that are ignored, as under nohup."""
+    """Return the stop signals, without those that this process ignores already, as under nohup."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _go(number: int, _: object) -> None:
-    """Handle a signal to stop: raise the exception that ends the program."""
+    """Handle a stop signal: ignore further ones, and raise the exception that ends the program."""
     _ignore_signals()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -265,7 +266,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def stay(announce: Callable[[], None]) -> None:
-    """Call `announce`, then wait for a signal to stop. Signals stay blocked, so that none interrupts the clean-up."""
+    """Call `announce`, then wait for a stop signal. Stop signals stay blocked, so that none interrupts the clean-up."""
     handled = _handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     announce()
@@ -301,14 +302,16 @@ def audited(report: dict[str, Any]) -> str:
 
 
 def get(url: str, key: str | None = None) -> bytes:
-    """Return the body of a GET, with an API key if given."""
+    """Send a GET, with an API key if given, and return the body. Raise OSError if the server cannot be reached or
+    answers with an error."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with NO_PROXY.open(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as response:  # noqa: S310
         return bytes(response.read())
 
 
 def post(url: str, body: object, key: str | None = None, *, headers: Mapping[str, str] | None = None) -> Any:
-    """Send a POST with a JSON body and return the parsed answer. Raises SetUpError for a refusal."""
+    """Send a POST with a JSON body and return the parsed answer. Raise SetUpError if the server answers with an
+    error."""
     sent = {
         "Content-Type": "application/json",
         **({"Authorization": f"Bearer {key}"} if key else {}),
@@ -328,7 +331,8 @@ def _free_port() -> int:
 
 
 def not_started(code: int | None, log: str) -> str:
-    """Say why the server is not ready: `code` is the exit code of its process, None while that is running."""
+    """Return the message that the server is not ready, with its last log lines. `code`: the exit code of its process;
+    None if it is still running."""
     why = f"was not ready within {UP_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
     lines = log.strip().splitlines()[-5:]
     return "\n".join((f"The server {why}. {'Its last log lines:' if lines else 'It logged nothing.'}", *lines))

@@ -124,7 +124,7 @@ def _account(answer: dict[str, Any], stored: list[str], paid: Counter[str]) -> d
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
-    """Print the report for people."""
+    """Print the report as a table and readable lines."""
     table = Table("fiche", "run", "recordings", "API: transcribed", "database", "paid at vendor", "why", box=None)
     for one in report["fiches"]:
         agree = "" if one["agree"] else "[red]differs[/]"

@@ -144,7 +144,7 @@ class _Display:
 
 @contextmanager
 def _display(console: Console) -> Iterator[_Display]:
-    """Show a display for the duration of the context."""
+    """Show a progress display for the duration of the context; at its end, the last phase is shown as complete."""
     display = _Display(console)
     with display.progress:
         yield display

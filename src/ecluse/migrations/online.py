@@ -1,6 +1,6 @@
-"""Changes of tables with many rows beside servers that work on them: each statement locks a table only for a moment.
+"""Changes of tables with many rows while servers use them: each statement locks a table only for a moment.
 
-The functions commit what the revision has done before, so that a revision that uses them may be interrupted and begun
+The functions commit what the revision has done before. A revision that uses them may therefore be interrupted and run
 again: its statements before them must be repeatable (`IF NOT EXISTS`).
 """
 
@@ -17,8 +17,8 @@ INTERRUPTED = "SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(%s) AND NOT
 
 
 def build_indexes(indexes: Mapping[str, str]) -> None:
-    """Build indexes while their tables are written to: `{name: "[UNIQUE] table (columns) [WHERE …]"}`. An index that
-    exists is left alone; one whose build was interrupted is built again."""
+    """Build indexes without blocking writes to their tables: `{name: "[UNIQUE] table (columns) [WHERE …]"}`. An index
+    that exists is left unchanged; one whose build was interrupted is built again."""
     with _outside_transaction() as connection:
         for name, definition in indexes.items():
             if connection.execute(INTERRUPTED, (name,)).fetchone():
@@ -28,8 +28,8 @@ def build_indexes(indexes: Mapping[str, str]) -> None:
 
 
 def update_in_batches(table: str, change: str) -> None:
-    """Run `UPDATE table SET change` over all rows, a few thousand ids at a time, each batch in its own transaction: a
-    writer waits for one batch at most."""
+    """Run `UPDATE table SET change` over all rows, BATCH ids at a time, each batch in its own transaction: a writer
+    waits for one batch at most. The table must have a column `id`; rows added meanwhile may be left unchanged."""
     with _outside_transaction() as connection:
         (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone() or (0,)  # noqa: S608
         for start in range(0, last, BATCH):
@@ -38,7 +38,7 @@ def update_in_batches(table: str, change: str) -> None:
 
 
 def validate(table: str, constraint: str) -> None:
-    """Check a constraint that was added NOT VALID against the rows that were there before, while they are written."""
+    """Check a constraint that was added NOT VALID against the rows that existed before it, without blocking writes."""
     with _outside_transaction() as connection:
         connection.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {constraint}")
 
@@ -48,7 +48,7 @@ def _outside_transaction() -> Iterator[psycopg.Connection]:
     with op.get_context().autocommit_block():
         connection = op.get_bind().connection.driver_connection
         assert isinstance(connection, psycopg.Connection)  # noqa: S101 - for the type checker
-        # These statements wait for others without having others wait for them, so that their wait has no limit.
+        # While these statements wait for a lock, no statement of a server waits behind them: their wait needs no limit.
         (limit,) = connection.execute("SELECT current_setting('lock_timeout')").fetchone() or ("0",)
         connection.execute("SET lock_timeout = 0")
         yield connection

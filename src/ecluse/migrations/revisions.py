@@ -40,7 +40,7 @@ def run_own(dsn: str) -> None:
 
 
 def run_packages(dsn: str, packages: Sequence[Package]) -> None:
-    """Run the missing revisions of these packages, each counted in a version table of its own."""
+    """Run the missing revisions of these packages. Each package has a version table of its own."""
     with _engine(dsn).connect() as connection:
         for package in packages:
             _patiently(partial(command.upgrade, config_for(connection, package), "head"))
@@ -72,7 +72,8 @@ def _connect(dsn: str) -> psycopg.Connection:
 
 
 def _patiently(migrate: Callable[[], None]) -> None:
-    """Run the revisions that are missing, again as long as one waits too long for a lock. What was committed stays."""
+    """Run the missing revisions. If one does not get a lock within LOCK_SECONDS, run those still missing again, for up
+    to PATIENCE_SECONDS; revisions that were committed stay."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

@@ -23,14 +23,14 @@ LOOK_AGAIN_SECONDS = 0.1
 
 
 def newest_revision() -> str:
-    """Return the newest revision of this program: the files of revisions are numbered in their order."""
+    """Return the number of this program's newest revision, from the names of the revision files."""
     numbered = (one.name for one in files("ecluse.migrations").joinpath("versions").iterdir() if one.name[0].isdigit())
     return max(numbered).partition("_")[0]
 
 
 def upgrade(dsn: str, flows: Iterable[Flow] = (), packages: Iterable[Package] = ()) -> str:
-    """Migrate the database; return the revision of our own schema. Raise SetUpError if it is newer than this program,
-    or the user lacks privileges. Blocking: call it in a thread."""
+    """Migrate the database; return the revision of Ecluse's own schema. Raise SetUpError if the database is newer than
+    this program, or refuses a statement, mostly for lack of privileges. Blocking: call it in a thread."""
     try:
         return _upgrade(dsn, flows, packages)
     except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:
@@ -64,7 +64,7 @@ def _upgrade(dsn: str, flows: Iterable[Flow], packages: Iterable[Package]) -> st
 
 
 def _revision(connection: psycopg.Connection) -> str | None:
-    """Return the revision of our own schema in the database; None if there is none yet."""
+    """Return the revision of Ecluse's own schema in the database; None if the database has no schema yet."""
     if connection.execute("SELECT to_regclass('alembic_version')").fetchone() == (None,):
         return None
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
