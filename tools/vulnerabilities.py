@@ -1,7 +1,8 @@
 """Compare the pinned packages with known vulnerabilities, without the network: the advisories are a file, the export of
-OSV for PyPI (`PyPI/all.zip`), that was fetched before. The exit code is 1 if a package is affected.
+OSV for PyPI (`PyPI/all.zip`), that was fetched before. The exit code is 1 if a package is affected or
+the file has no advisories, 2 without a file.
 
-No advisories come with the project: they change daily, and an old copy would report no vulnerabilities.
+No advisories come with the project: they change daily, and an old copy would miss vulnerabilities.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def test_eight_cases_end_as_expected_with_the_calls_that_they_need(demo):
     assert [one["case"] for one in report["cases"]] == list(enrichment.EXPECTED)
     assert enrichment.as_expected(report), report
     assert report["cases"][2]["answered"] == "STALE"
-    assert "Completed goes to the tenants default, second" in played.said
+    assert "its completion event goes to the tenants default, second" in played.said
     assert "kill -9 of the server, on purpose" in played.said
     assert played.left() == []
 

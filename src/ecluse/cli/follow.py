@@ -137,7 +137,8 @@ def _still_open(run: Mapping[str, Any], line: Line, how: str, *, as_json: bool) 
 
 
 def _read(client: Client, run_id: str, line: Line) -> dict[str, Any]:
-    """Read the run. While the server cannot be reached, retry for GONE_SECONDS, then raise its Failure."""
+    """Read the run. While the server cannot be reached or fails (5xx), retry for GONE_SECONDS; then, and at once for
+    any other error, raise the Failure."""
     until = time.monotonic() + GONE_SECONDS
     told = False
     while True:

@@ -157,7 +157,7 @@ class _Play:
             raise SetUpError(f"Two tenants started two jobs: {first['job_id']} and {second['job_id']}.")
         self._ended(first["id"])
         heard = sorted(row["tenant_id"] for row in self._played.query(COMPLETED, first["job_id"]))
-        self._say(f"job {first['job_id']} is shared; Completed goes to the tenants {', '.join(heard)}")
+        self._say(f"job {first['job_id']} is shared; its completion event goes to the tenants {', '.join(heard)}")
         return first
 
     def _killed(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Demonstration of jobs: 50 schedules of three organisations make jobs for three agents. One agent is killed, one is
+"""Demonstration of jobs: 50 schedules of three organisations create jobs for three agents. One agent is killed, one is
 cut off, and the server is killed and stays away for 45 minutes. At the end each due time has its decision, each fired
 one its job, and each job its end."""
 
@@ -142,7 +142,7 @@ class _Play:
         self._wait(f"a job of {KILLED}", lambda: self._jobs(KILLED)["running"] > 0)
         agents[KILLED].kill()
         agents[KILLED].start()
-        self._say(f"kill -9 of the agent of {KILLED}, and started again")
+        self._say(f"kill -9 of the agent of {KILLED}; it is started again")
         self._played.kill_server()
         # After this time every agent has stopped what it could not renew, as it would have by the moved clock.
         time.sleep(LEASE_SECONDS)
@@ -216,8 +216,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     lines = (
         f"{report['due']} due times of {SCHEDULES} schedules: {decided}, {report['unaccounted']} unaccounted for",
         f"  {report['jobs']} jobs: {report['succeeded']} succeeded, {report['failed']} failed (no agent allows backup)",
-        f"  {report['attempts']} attempts: {report['attempts'] - report['jobs']} were lost, and repeated",
-        f"  {report['late_results']} results came too late, and are kept as evidence",
+        f"  {report['attempts']} attempts: {report['attempts'] - report['jobs']} were lost and repeated",
+        f"  {report['late_results']} results came too late and are kept as evidence",
         f"  one kill -9 of the server, one of an agent, one agent cut off; {report['seconds']} s in all",
         f"  verify: {audited(report)}",
     )

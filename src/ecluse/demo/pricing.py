@@ -203,7 +203,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     """Print the report as readable lines."""
     lines = (
         f"rule run {report['rule_run']}: {report['applied']} prices applied, {report['rolled_back']} of them restored",
-        f"  changed by another client, and left: {report['conflicts']} of the apply, {report['not_rolled_back']} since",
+        f"  changed by another client and left: {report['conflicts']} before apply, {report['not_rolled_back']} after",
         f"  the shop's ledger: {report['ledger_writes']} writes, {report['doubled']} twice, {report['lost']} missing",
         f"  one kill -9: work resumed after {report['seconds_without_worker']} s; {report['seconds']} s in all",
         f"  verify: {audited(report)}",

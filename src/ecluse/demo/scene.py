@@ -274,7 +274,7 @@ def stay(announce: Callable[[], None]) -> None:
 
 
 def what_stays(console: Console, played: Scene, key: str, *more: str) -> None:
-    """Print how to use the server and the vendors that keep running; `more`: lines of the demonstration."""
+    """Print how to use the server and the vendors that keep running; `more`: further lines to print."""
     for line in (
         "",
         "server and vendors keep running. Open the pages in a browser, and log in with this key:",

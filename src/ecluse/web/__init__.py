@@ -1,6 +1,6 @@
 """Web pages for operators, rendered on the server and kept up to date by server-sent events. A visitor logs in with an
-API key, which the browser then sends in a cookie. Pages read the database with the queries of the API, and change data
-only through the operations of the API."""
+API key, which the browser then sends in a cookie. Pages show the data of the key's tenant; forms act through the
+operations of the API."""
 
 from __future__ import annotations
 

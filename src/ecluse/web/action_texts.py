@@ -1,4 +1,4 @@
-"""What pages say about the operations that they offer: the label of the button, the sentence that asks for a
+"""Texts of the operations that pages offer: the label of the button, the sentence that asks for a
 confirmation, and the one that is shown once the operation is done."""
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
 
 async def _called(declared: Declared, keyed: Request, **given: Any) -> Response:
     """Call the operation. If the same form is being submitted already, wait up to FIRST_SECONDS for that submission and
-    return its answer; then raise Refused (IN_PROGRESS)."""
+    return its answer; raise Refused (IN_PROGRESS) if it has not ended by then."""
     for _ in range(int(FIRST_SECONDS / LOOK_SECONDS)):
         try:
             return await declared.call(keyed, **given)
