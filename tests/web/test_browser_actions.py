@@ -155,7 +155,7 @@ def test_failed_targets_are_redriven_with_a_preview(desk, fill, ended_run):
     desk.go(f"/ui/runs/{run_id}")
     expect(page).to_have_title(f"partial · 2 failed · {name}")
     reasons = page.get_by_role("list", name="Failures by reason")
-    expect(reasons).to_contain_text("A redrive fails again until the record is repaired in the CRM.")
+    expect(reasons).to_contain_text("A redrive fails again until the record is corrected in the CRM.")
     reasons.get_by_role("listitem").filter(has_text="TIMEOUT").get_by_role("button", name="Redrive run").click()
     preview = page.get_by_role("region", name="Preview")
     expect(preview).to_contain_text(re.compile(r"Count\s*1"))
@@ -218,7 +218,7 @@ def test_the_first_screen_of_an_ended_run_has_the_first_failures_and_what_to_do(
         page.locator(".card .bar"),
         page.get_by_role("link", name="2000").first,
         page.get_by_role("link", name="all 7"),
-        page.get_by_text("A redrive fails again until the record is repaired in the CRM."),
+        page.get_by_text("A redrive fails again until the record is corrected in the CRM."),
         page.get_by_role("button", name="Redrive run").first,
     ):
         expect(one).to_be_in_viewport(ratio=1)

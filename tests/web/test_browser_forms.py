@@ -166,7 +166,7 @@ def test_a_target_is_found_from_every_page_and_shown_in_full(desk, ended_run):
     page.get_by_role("searchbox", name="Find a target").press("Enter")
     page.get_by_role("link", name=f"#{run_id}").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(target)
-    expect(page.get_by_text("A redrive fails again until the record is repaired in the CRM.")).to_be_visible()
+    expect(page.get_by_text("A redrive fails again until the record is corrected in the CRM.")).to_be_visible()
     page.get_by_role("link", name=f"run #{run_id}").click()
     page.get_by_role("list", name="Failures by reason").get_by_role("link", name=target).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(target)

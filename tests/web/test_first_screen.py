@@ -84,4 +84,4 @@ def test_the_first_tenant_is_told_to_connect_what_the_environment_lacks(printed,
     request.addfinalizer(lambda: setattr(reader.client.app.state, "connections", setup))
     (schedule,) = printed("default", "/ui/schedules")
     assert schedule.startswith("ecluse schedules create")
-    assert "as in the server's environment" in reader.shown("/ui/connections")
+    assert "set in the server's environment" in reader.shown("/ui/connections")

@@ -59,7 +59,7 @@ def test_a_form_is_made_from_what_the_operation_declares(operator):
     assert re.search(r'<input type="checkbox" id="field-is_active" name="is_active" value="true" checked', body)
     assert re.search(r'<input type="number" id="field-steps-0-max_score"[^>]*min="1" max="100" placeholder="10"', body)
     assert "Used by every automation schedule with automatic audits." in body
-    assert "The config is created, in its first version." in body
+    assert "The audit config is created as version 1." in body
     assert 'name="_back" value="/ui/audits"' in body
 
 
