@@ -19,12 +19,12 @@ from pydantic_settings import SettingsConfigDict
 from ecluse.base.errors import SetUpError
 from ecluse.base.validation import problem
 from ecluse.settings.access import AccessKnobs
+from ecluse.settings.call_costs import PriceKnobs
 from ecluse.settings.edge import EdgeKnobs
 from ecluse.settings.enrichment import EnrichmentKnobs
 from ecluse.settings.flows import AutomationKnobs, TranscriptionKnobs, at_least
 from ecluse.settings.keeping import KeepKnobs
 from ecluse.settings.limits import LimitKnobs
-from ecluse.settings.prices import PriceKnobs
 from ecluse.settings.pricing import PricingKnobs
 
 log = structlog.get_logger(__name__)
