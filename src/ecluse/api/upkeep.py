@@ -97,11 +97,11 @@ def _upkeep(look: Look) -> Upkeep:
 async def show_retention(look: Look) -> Row:
     """Show the size of the database, its growth, and the rows that retention would delete now. Nothing is deleted."""
     upkeep = _upkeep(look)
-    standing, days, groups = await growth.measure(look.connection, upkeep.keep)
+    database, days, groups = await growth.measure(look.connection, upkeep.keep)
     foreseen = await sweep.foresee(look.connection, look.kit.by_name, upkeep.rules)
     return {
-        "bytes": standing.bytes,
-        "summary": growth.sentence(standing, days, groups),
+        "bytes": database.bytes,
+        "summary": growth.sentence(database, days, groups),
         "kinds": [_kind(one) for one in foreseen],
         "growing": [one._asdict() for one in groups],
     }

@@ -279,9 +279,9 @@ async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncItera
 
 
 async def _growth(keep: Mapping[str, int], connection: Connection) -> AsyncIterator[Finding]:
-    standing, days, groups = await growth.measure(connection, keep)
-    yield Finding("ok", "growth", growth.sentence(standing, days, groups))
-    if (wrong := growth.trouble(standing, keep)) is not None:
+    database, days, groups = await growth.measure(connection, keep)
+    yield Finding("ok", "growth", growth.sentence(database, days, groups))
+    if (wrong := growth.trouble(database, keep)) is not None:
         yield Finding("warn", "growth", *wrong)
 
 

@@ -64,7 +64,7 @@ SHARE = """
 SELECT count(*) FILTER (WHERE {at} > ecluse_now() - %(days)s * interval '1 day')::float8 / greatest(count(*), 1)
 FROM {table} TABLESAMPLE SYSTEM (%(percent)s)
 """
-STANDING = """
+DATABASE_SIZE = """
 SELECT pg_database_size(current_database()) AS bytes, ecluse_now() AS now, (SELECT min(created_at) FROM (
            SELECT created_at FROM runs ORDER BY id LIMIT 1) first) AS since,
        (SELECT before FROM pruned WHERE kind = 'runs') AS before,
@@ -80,7 +80,7 @@ class Growing(NamedTuple):
     per_day: float  # bytes
 
 
-class Standing(NamedTuple):
+class DatabaseSize(NamedTuple):
     bytes: int
     now: datetime
     since: datetime | None  # creation of the oldest run
@@ -88,11 +88,11 @@ class Standing(NamedTuple):
     old: bool  # there are runs older than the knob keeps
 
 
-async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Standing, float, list[Growing]]:
+async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[DatabaseSize, float, list[Growing]]:
     """Measure the database under the knobs `keep`: return its current state, the number of days measured, and the
     growth per group of tables (no groups before a day of runs)."""
-    (standing,) = await fetch_all(connection, Standing, STANDING, (keep[RUNS] or 36_500,))
-    age = (standing.now - standing.since) / timedelta(days=1) if standing.since else 0.0
+    (database,) = await fetch_all(connection, DatabaseSize, DATABASE_SIZE, (keep[RUNS] or 36_500,))
+    age = (database.now - database.since) / timedelta(days=1) if database.since else 0.0
     days = min(DAYS, age)
     groups = []
     for group in GROUPS if days >= 1 else ():
@@ -102,17 +102,17 @@ async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Stan
         statement = SHARE.format(at=group.at, table=group.tables[0])
         share = await fetch_value(connection, statement, {"days": days, "percent": percent})
         groups.append(Growing(group.name, keep[group.knob], size, size * share / days))
-    return standing, days, groups
+    return database, days, groups
 
 
-def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
+def sentence(database: DatabaseSize, days: float, groups: Sequence[Growing]) -> str:
     if not groups:
-        return f"database size {_size(standing.bytes)}; its growth is measured after one day of runs"
+        return f"database size {_size(database.bytes)}; its growth is measured after one day of runs"
     steady = sum(one.per_day * one.keep for one in groups)
     lasting = [one for one in groups if not one.keep and one.per_day > 0]
     most = max(groups, key=lambda one: one.per_day)
     text = (
-        f"database size {_size(standing.bytes)}, growth {_size(sum(one.per_day for one in groups))} a day over"
+        f"database size {_size(database.bytes)}, growth {_size(sum(one.per_day for one in groups))} a day over"
         f" {days:.0f} days, most of it {most.name}; rows that are deleted by age level off at {_size(steady)}"
     )
     if lasting:
@@ -121,13 +121,13 @@ def sentence(standing: Standing, days: float, groups: Sequence[Growing]) -> str:
     return text
 
 
-def trouble(standing: Standing, keep: Mapping[str, int]) -> tuple[str, str] | None:
+def trouble(database: DatabaseSize, keep: Mapping[str, int]) -> tuple[str, str] | None:
     """Return a problem of retention and the advice for it; None if there is none."""
     days = keep[RUNS]
     if not days:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"
-    swept_at = None if standing.before is None else standing.before + timedelta(days=days)
-    if standing.old and (swept_at is None or standing.now - swept_at > LATE):
+    swept_at = None if database.before is None else database.before + timedelta(days=days)
+    if database.old and (swept_at is None or database.now - swept_at > LATE):
         since = "never pruned" if swept_at is None else f"last pruned at {swept_at:%Y-%m-%d %H:%M}"
         do = "start a server with the role scheduler, or have one prune with `ecluse retention prune`"
         return f"runs older than {days} days are not deleted: {since}", do
