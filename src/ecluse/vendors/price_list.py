@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
+from ecluse.vendors.shops import CataloguePage, ShopCostBucket, ShopFacts, Variant
 
 PAGE = 250
 MOST_VERSIONS = 10_000  # articles whose version is remembered: many more than calls are in flight
@@ -99,7 +99,7 @@ class PriceListShop:
     the version that was read last, so that a change in between is not overwritten, and a write is one call."""
 
     most_read = 1
-    throttle: Throttle | None = None
+    throttle: ShopCostBucket | None = None
 
     def __init__(self, http: VendorHttp, currency: str) -> None:
         self._list = PriceList(http)

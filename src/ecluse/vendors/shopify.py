@@ -16,7 +16,7 @@ from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, ShopFacts, Throttle, Variant
+from ecluse.vendors.shops import CataloguePage, ShopCostBucket, ShopFacts, Variant
 
 VERSION = "2026-10"
 PAGE, PAGE_WITH_COSTS = 250, 240  # at two and four points per variant; a query may cost 1,000 points
@@ -173,7 +173,7 @@ class Shopify:
     def __init__(self, http: VendorHttp, currency: str) -> None:
         self._http = http
         self._currency = currency
-        self.throttle: Throttle | None = None
+        self.throttle: ShopCostBucket | None = None
 
     @staticmethod
     def headers(token: str) -> Mapping[str, str]:
@@ -220,7 +220,7 @@ class Shopify:
         answer = await self._http.call("POST", path, kind, json=asked, headers=headers, explain=_of_shop)
         cost = answer.extensions.cost
         if (status := cost.throttle_status) is not None:
-            self.throttle = Throttle(
+            self.throttle = ShopCostBucket(
                 status.currently_available,
                 status.maximum_available,
                 status.restore_rate,

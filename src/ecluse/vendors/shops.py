@@ -32,7 +32,7 @@ class Variant:
     cost: int | None = None
 
 
-class Throttle(NamedTuple):
+class ShopCostBucket(NamedTuple):
     """The cost bucket of a shop after a call, in points, and what that call cost."""
 
     available: float
@@ -61,7 +61,7 @@ class Shop(Protocol):
     `throttle` is the cost bucket as the last answer showed it; None if the shop has none."""
 
     most_read: int  # ids per `prices`
-    throttle: Throttle | None
+    throttle: ShopCostBucket | None
 
     def __init__(self, http: VendorHttp, currency: str) -> None: ...
 
