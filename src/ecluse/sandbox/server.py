@@ -16,7 +16,7 @@ from ecluse.sandbox.control import control
 from ecluse.sandbox.limits import Bucket, Refusal
 from ecluse.sandbox.state import Sandbox
 from ecluse.sandbox.vendor import Answer, Call, Vendor, error_answer
-from ecluse.sandbox.wire import asked_to_wait, plain, respond, throttled
+from ecluse.sandbox.wire import asked_to_wait, respond, response_of, throttled
 
 SHUTDOWN_GRACE = 0.1  # seconds; aiohttp waits up to twice this
 
@@ -52,7 +52,7 @@ async def serve(
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         mount = request.path.split("/", 2)[1]
         if mount == "_sandbox":
-            return plain(await control(sandbox, request))
+            return response_of(await control(sandbox, request))
         name, vendor = sandbox.mounts.get(mount, ELSEWHERE)
         return await handle_call(sandbox, request, name, vendor, request.path.removeprefix(f"/{mount}"))
 
@@ -86,7 +86,7 @@ async def handle_call(
         entered = limits.enter(name, headers, time.monotonic())
         if isinstance(entered, Refusal):
             entry.fault = "cap"
-            response: web.StreamResponse = plain(
+            response: web.StreamResponse = response_of(
                 throttled(vendor.error, entered.retry_after, concurrency=entered.concurrency)
             )
         else:

@@ -122,7 +122,7 @@ async def respond(
     """Answer a call, with the fault that `rule` describes. `error` builds a refusal in the vendor's format; `apply`
     lets the vendor apply the call and returns its answer."""
     if rule is None:
-        return plain(apply())
+        return response_of(apply())
     kind = rule.kind
     answer = REFUSALS[kind](rule, error) if kind in REFUSALS else apply()
     if kind in REWRITES:
@@ -144,10 +144,10 @@ async def respond(
             return await truncated(request, answer)
         case "huge_body":
             return await huge_body(request, answer, rule.details["bytes"])
-    return plain(answer)
+    return response_of(answer)
 
 
-def plain(answer: Answer) -> web.Response:
+def response_of(answer: Answer) -> web.Response:
     """Return the answer as a response, sent as it is."""
     return web.Response(
         status=answer.status, body=answer.body, headers={"Content-Type": "application/json", **answer.headers}
