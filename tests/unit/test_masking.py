@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ecluse.base.masking import masked, plain, without_secrets
+from ecluse.base.masking import masked, masked_value, without_secrets
 
 
 @pytest.mark.req("ENG-88")
@@ -16,16 +16,16 @@ from ecluse.base.masking import masked, plain, without_secrets
 )
 def test_what_is_called_a_secret_is_hidden_at_any_depth(name):
     for value in ("hunter2", 4711, {"nested": "hunter2"}, ["hunter2"]):
-        assert "hunter2" not in str(plain({"outer": [{name: value}]}))
-        assert plain({name: value}) == {name: "***"}
+        assert "hunter2" not in str(masked_value({"outer": [{name: value}]}))
+        assert masked_value({name: value}) == {name: "***"}
 
 
 @pytest.mark.req("ENG-88", "ENG-36")
 def test_a_lock_token_is_shortened_and_harmless_names_are_shown():
-    assert plain({"lock_token": "0123456789abcdef"}) == {"lock_token": "01234567…"}
+    assert masked_value({"lock_token": "0123456789abcdef"}) == {"lock_token": "01234567…"}
     shown = {"event_key": "monday", "key": "SKU-1", "lock_key": "fiche:1", "tokens": 12, "monkeys": "three"}
     shown |= {"keys": ["SKU-1"], "event_keys": ["monday"]}
-    assert plain(shown) == shown
+    assert masked_value(shown) == shown
 
 
 @pytest.mark.req("ENG-88")
@@ -66,8 +66,8 @@ def test_what_looks_like_a_secret_is_hidden_in_text(text, left):
 @pytest.mark.req("ENG-88")
 @pytest.mark.parametrize("name", ["api_keys", "apiKeys", "tokens", "secrets", "Passwords"])
 def test_several_secrets_are_hidden_and_how_many_there_are_is_shown(name):
-    assert plain({name: ["hunter2"]}) == {name: "***"}
-    assert plain({name: 12}) == {name: 12}
+    assert masked_value({name: ["hunter2"]}) == {name: "***"}
+    assert masked_value({name: 12}) == {name: 12}
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_anything_becomes_what_json_can_hold():
 
     endless: list[object] = []
     endless.append(endless)
-    assert plain({"a": float("nan"), "b": Odd(), 3: {1, 2}}) == {"a": "nan", "b": "odd", "3": [1, 2]}
-    assert "..." in str(plain(endless))
+    assert masked_value({"a": float("nan"), "b": Odd(), 3: {1, 2}}) == {"a": "nan", "b": "odd", "3": [1, 2]}
+    assert "..." in str(masked_value(endless))

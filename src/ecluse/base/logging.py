@@ -19,7 +19,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from ecluse.base.errors import EcluseError
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked, masked_value
 
 MANDATORY = (
     "timestamp",
@@ -113,7 +113,7 @@ def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
     if error is not None:
         event["exception"] = "".join(traceback.format_exception(error))
     # ASCII only: no character that some reader takes for the end of a line is written.
-    return json.dumps(plain({**dict.fromkeys(MANDATORY), **event}))
+    return json.dumps(masked_value({**dict.fromkeys(MANDATORY), **event}))
 
 
 def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
@@ -129,7 +129,7 @@ def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
     if ids == run:
         event.pop("run_id", None)
     verb = event.get("verb") or VERBS.get(str(event.get("level")), "!! ERROR:")
-    data = plain({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
+    data = masked_value({name: value for name, value in event.items() if name not in NOT_IN_A_LINE})
     shown = " ".join(f"{harmless(name)}={_value(value)}" for name, value in data.items() if value is not None)
     head = f"[{harmless(str(area))}|{harmless(masked(str(ids)))}] {verb} {harmless(masked(str(event['event'])))}"
     return f"{head}{' ' if shown else ''}{shown} at={event.get('timestamp')}"

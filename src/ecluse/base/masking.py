@@ -52,7 +52,7 @@ def masked(text: str) -> str:
     return text
 
 
-def plain(value: Any, name: str = "", depth: int = 0) -> Any:
+def masked_value(value: Any, name: str = "", depth: int = 0) -> Any:
     """Convert a value given to a log line into JSON types, with its secrets hidden. `name` is the field that holds it;
     `depth` counts the levels above it, for the recursion."""
     if value is None or isinstance(value, bool):
@@ -65,9 +65,9 @@ def plain(value: Any, name: str = "", depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if depth < DEEPEST and isinstance(value, Mapping):
-        return {str(inner): plain(what, str(inner), depth + 1) for inner, what in value.items()}
+        return {str(inner): masked_value(what, str(inner), depth + 1) for inner, what in value.items()}
     if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
-        return [plain(one, "", depth + 1) for one in value]
+        return [masked_value(one, "", depth + 1) for one in value]
     return masked(value if isinstance(value, str) else str(value))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import structlog
 
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked, masked_value
 
 log = structlog.get_logger(__name__)
 
@@ -114,6 +114,6 @@ class Tracer:
         )
         if listeners:
             data.pop("exc_info", None)
-            record = Record(self, level, masked(f"{verb} {what}"), plain(data), event_id or self.event_id)
+            record = Record(self, level, masked(f"{verb} {what}"), masked_value(data), event_id or self.event_id)
             for listener in listeners:
                 listener(record)

@@ -12,7 +12,7 @@ from email.utils import format_datetime, parseaddr
 from html import escape
 from typing import Any, NamedTuple
 
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked, masked_value
 from ecluse.base.text import storable
 from ecluse.notify.confirmation import LINK_LASTS
 from ecluse.notify.work import Delivery
@@ -49,7 +49,7 @@ def compose(
     link."""
     if run is None:
         subject = delivery.event_type
-        data = plain(delivery.message["data"])
+        data = masked_value(delivery.message["data"])
         rows = [Fact(without_links(name), _one_line(value), free=True) for name, value in data.items()]
     else:
         cancelled = run["state"] == "cancelled"

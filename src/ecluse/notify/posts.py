@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ecluse.base.masking import plain
+from ecluse.base.masking import masked_value
 from ecluse.base.text import storable
 
 SEVERITIES = ("critical", "error", "warning", "info")
@@ -19,7 +19,7 @@ LONGEST_SUMMARY = 1_024
 
 def slack(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body for an incoming webhook of Slack: a headline, and a line per value of the data."""
-    data = plain(message["data"])
+    data = masked_value(message["data"])
     summary = data.pop("summary", None)
     headline = f"*{_escaped(message['type'])}*" + ("" if summary is None else f": {_escaped(summary)}")
     lines = [f"{_escaped(name)}: {_escaped(value)}" for name, value in data.items() if name != "dedup_key"]
@@ -33,7 +33,7 @@ def pagerduty(message: Mapping[str, Any], *, routing_key: str, source: str, dedu
     event = {"routing_key": routing_key, "dedup_key": dedup_key}
     if message["type"].endswith(CLEARED):
         return {**event, "event_action": "resolve"}
-    data = plain(message["data"])
+    data = masked_value(message["data"])
     summary = " ".join(str(data.get("summary") or message["type"]).split())
     payload = {
         "summary": storable(summary, LONGEST_SUMMARY),

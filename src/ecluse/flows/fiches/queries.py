@@ -4,7 +4,7 @@ like secrets."""
 from __future__ import annotations
 
 from ecluse.base.errors import NotFound
-from ecluse.base.masking import masked, plain
+from ecluse.base.masking import masked, masked_value
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.flows.fiches.cache import URL_MISSING
@@ -25,5 +25,5 @@ async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])
-    told = {"details_message": plain(fiche["details_message"]), "information": plain(fiche["information"])}
+    told = {name: masked_value(fiche[name]) for name in ("details_message", "information")}
     return {**fiche, **told, "recordings": recordings}
