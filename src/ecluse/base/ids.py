@@ -38,14 +38,14 @@ def effect_id(tenant_id: str, event_key: str, stage: str, key: str, round_: int)
 
 
 def uuid7(milliseconds: int) -> uuid.UUID:
-    """Return a random UUID of version 7, which sorts by time; `milliseconds` is the instant, since the epoch."""
+    """Return a random UUID of version 7, which sorts by time; `milliseconds` is its time, since the epoch."""
     lot = int.from_bytes(os.urandom(10))
     return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (lot >> 62 & 0xFFF) << 64 | 0b10 << 62 | lot & (1 << 62) - 1)
 
 
 def cuid(milliseconds: int) -> str:
-    """Return a random id in the form of a cuid, which sorts by time: the letter c and 24 digits in base 36, of which
-    the first eight are the instant, since the epoch."""
+    """Return a random id in the form of a cuid, which sorts by time: the letter c and 24 digits in base 36. The first
+    eight digits are `milliseconds`, its time since the epoch."""
     return "c" + _base36(milliseconds, 8) + _base36(int.from_bytes(os.urandom(11)), 16)
 
 

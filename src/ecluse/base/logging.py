@@ -117,7 +117,7 @@ def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
 
 
 def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
-    """Render a record as one line for people."""
+    """Render a record as one line for people, with the last FRAMES calls of an exception's traceback."""
     error = event.pop("exception", None)
     if error is not None:
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
@@ -142,7 +142,7 @@ def _value(value: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Escape control characters of terminals, and text that looks like the head of a log line."""
+    """Escape all characters that are not printable, and the bracket of text that looks like the head of a log line."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
     return PREFIX.sub(r"\\u005b", text) if "[" in text else text

@@ -53,8 +53,9 @@ def masked(text: str) -> str:
 
 
 def masked_value(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Convert a value given to a log line into JSON types, with its secrets hidden. `name` is the field that holds it;
-    `depth` counts the levels above it, for the recursion."""
+    """Convert any value into JSON types, with its secrets hidden and texts longer than LONGEST cut off; what is nested
+    deeper than DEEPEST levels becomes a text. `name`: the field that holds the value; it decides whether the whole
+    value is a secret. `depth`: the levels above it, for the recursion."""
     if value is None or isinstance(value, bool):
         return value
     if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
@@ -72,7 +73,8 @@ def masked_value(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a JSON value with its secrets hidden, and otherwise unchanged; `name` is the field that holds it."""
+    """Return a JSON value with its secrets hidden and texts longer than LONGEST cut off. `name`: the field that holds
+    the value; it decides whether the whole value is a secret."""
     if value is None or isinstance(value, bool):
         return value
     if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):
@@ -85,8 +87,8 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def hidden_texts(value: Any, name: str = "") -> list[str]:
-    """Return the texts that `without_secrets` hides because of their names, the longest first; very short ones, which
-    occur everywhere, are left out."""
+    """Return the texts that `without_secrets` hides because of the names of their fields, the longest first. Texts
+    shorter than SHORTEST are left out: they occur everywhere. `name`: the field that holds the value."""
     if isinstance(value, Mapping | list) and without_secrets(value, name) != HIDDEN:
         inner = value.items() if isinstance(value, Mapping) else (("", one) for one in value)
         return sorted({text for named, one in inner for text in hidden_texts(one, named)}, key=len, reverse=True)
@@ -100,7 +102,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def without_texts(value: Any, hidden: Sequence[str]) -> Any:
-    """Return a text, or a JSON value, of any length, with these texts hidden, and other secrets as elsewhere."""
+    """Return a text or a JSON value with every occurrence of the texts `hidden`, and all other secrets, replaced by
+    `***`. Only texts inside an object are cut off at LONGEST; longer ones elsewhere are masked part by part."""
     if isinstance(value, Mapping):
         return without_secrets({name: without_texts(one, hidden) for name, one in value.items()})
     if isinstance(value, list):
@@ -118,7 +121,7 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL. Path and query, which are often a secret, are replaced by an ellipsis; of an origin
-    the result is the same."""
+    """Return the scheme, host and port of a URL, followed by `/…` in place of path and query, which are often a secret;
+    user and password are left out. A result passed in again is returned unchanged."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{ORIGIN_ENDS}"

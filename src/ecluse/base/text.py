@@ -16,6 +16,7 @@ def first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:
-    """Return the text without characters that PostgreSQL or UTF-8 refuses, cut to `longest` characters."""
+    """Return the text with the characters replaced that PostgreSQL or UTF-8 refuses, cut to `longest` characters; a cut
+    text ends with an ellipsis."""
     clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"

@@ -31,7 +31,8 @@ class Timetable:
     window: Window | None = None
 
     def due(self, after: datetime) -> Iterator[datetime]:
-        """Yield every due instant later than `after`. All times outside the window are due once, when it opens."""
+        """Yield every due instant later than `after`, in UTC and in order. Times that the cron names outside the window
+        are due together, once, when the window opens next."""
         if self.window is None:
             yield from self.cron.due(after, self.zone)
             return
@@ -93,5 +94,5 @@ class Timetable:
 
 
 def timetable(expression: str, zone: str, window_start: str | None, window_end: str | None) -> Timetable:
-    """Build a timetable from its parts as text; raise InvalidInput that names the invalid part."""
+    """Build a timetable from its parts as text; raise InvalidInput if one of them is invalid."""
     return Timetable(cron.parse(expression), cron.zone(zone), windows.parse(window_start, window_end))

@@ -18,7 +18,8 @@ NAMED = ("request_id", "company_siren", "source_api")  # mandatory fields of log
 
 
 def named_in(given: Any) -> dict[str, str]:
-    """Return the fields of log lines that the input of a run, or the payload of an item, has under the same name."""
+    """Return the fields of NAMED that `given` (the input of a run, or the payload of an item) has, as texts; an empty
+    dictionary if it is not an object."""
     if not isinstance(given, Mapping):
         return {}
     return {name: str(given[name]) for name in NAMED if given.get(name) is not None}

@@ -16,7 +16,8 @@ class Turnstile:
         self._turning = False
 
     async def go_through(self) -> None:
-        """Return at once, or in one of the next passes of the loop, in the order of arrival."""
+        """Wait for this coroutine's turn: return at once, or in one of the next passes of the loop, in the order of
+        arrival."""
         loop = asyncio.get_running_loop()
         if not self._turning:
             self._turning = True

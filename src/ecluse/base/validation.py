@@ -35,7 +35,8 @@ def as_it_is(name: str) -> str:
 
 def as_sent(body: Any, *, guess: bool = True) -> Spelling:
     """Return the spelling used in a JSON body: a field name that the body has in camelCase is spelled in camelCase.
-    With `guess`, names that it does not contain are spelled so, too, if all of its own names are."""
+    With `guess`, so are names that the body does not have, if it has a name with a capital letter and none with an
+    underscore."""
     sent = set(names_in(body))
     camel = guess and any(name != name.lower() for name in sent) and not any("_" in name for name in sent)
 
@@ -47,14 +48,15 @@ def as_sent(body: Any, *, guess: bool = True) -> Spelling:
 
 
 def form(pattern: str, words: str) -> str:
-    """Return the pattern, for which messages say in words what a text of it is."""
+    """Register `words`, which say in messages what a text must be to match the pattern ("a word without spaces");
+    return the pattern."""
     FORMS[pattern] = words
     return pattern
 
 
 def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is, known: Collection[str] = ()) -> str:
-    """Return the message of one entry of a model's `errors()`, without the field that it is about. `known`: the fields
-    of the value as a whole."""
+    """Return the message of one entry of a model's `errors()`, without the name of the field that it is about. `known`:
+    the field names that the message about an unknown field lists."""
     if error["type"] == "extra_forbidden":
         return "there is no such field" + (f" (known: {', '.join(map(spelled, known))})" if known else "")
     if error["type"] == "string_pattern_mismatch" and (words := FORMS.get(error["ctx"]["pattern"])):
@@ -102,8 +104,8 @@ def fields_of(model: type[BaseModel], *, without: Collection[str] = ()) -> Calla
 
 
 class EitherSpelling(BaseModel):
-    """Base of models that are accepted in snake_case and in camelCase, and stored, documented and returned in
-    snake_case."""
+    """Base of models whose fields are accepted in snake_case or camelCase, and stored, documented and returned in
+    snake_case. Unknown fields, and a field given in both spellings, are refused; types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -133,7 +135,8 @@ class Partial(EitherSpelling):
 
 
 def in_camel_case(schema: dict[str, Any]) -> None:
-    """Document the fields in camelCase, as the contract spells them; they are accepted in snake_case, too."""
+    """Rename the fields of a JSON schema, in place, to camelCase, as the contract spells them; snake_case stays
+    accepted."""
     schema["properties"] = {to_camel(name): told for name, told in schema["properties"].items()}
     schema["required"] = [to_camel(name) for name in schema.get("required", ())]
 
@@ -144,7 +147,8 @@ def _completed(
     made: Callable[[FieldInfo], tuple[Any, Any]],
     without: Collection[str] = (),
 ) -> type[M]:
-    """Return `incomplete` with the missing fields of `model`, each converted by `made`."""
+    """Return `incomplete` with the fields of `model` that it lacks, except those in `without`. `made` converts each of
+    them into type and default."""
     left = [name for name in model.model_fields if name not in incomplete.model_fields and name not in without]
     fields: dict[str, Any] = {name: made(model.model_fields[name]) for name in left}
     name, doc = incomplete.__name__, incomplete.__doc__
@@ -152,7 +156,7 @@ def _completed(
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """Yield the names of the fields in a JSON value, level by level; of a large one, those of its first values."""
+    """Yield the names of all fields in a JSON value, level by level. Only its first FIRST_VALUES values are read."""
     left = deque([value])
     for _ in range(FIRST_VALUES):
         if not left:

@@ -37,7 +37,8 @@ class Window:
         return self.holds(60 * local.hour + local.minute)
 
     def clamp(self, instant: datetime, zone: ZoneInfo) -> datetime:
-        """Return the instant itself if it is inside, else the next opening of the window."""
+        """Return the instant if it is inside the window, by the wall-clock time of the zone, else the instant at which
+        the window opens next; both in UTC."""
         if self.contains(instant, zone):
             return instant.astimezone(UTC)
         midnight = instant.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
@@ -56,13 +57,13 @@ def parse(start: str | None, end: str | None) -> Window | None:
     if start is None and end is None:
         return None
     if start is None or end is None:
-        raise InvalidInput("an execution window has a start and an end, or neither")
+        raise InvalidInput("execution window: give both start and end, or neither")
     if start == end:
-        raise InvalidInput(f"an execution window from {start} to {end} is empty: start and end must differ")
+        raise InvalidInput(f"execution window: from {start} to {end} is empty, start and end must differ")
     return Window(_minute(start), _minute(end))
 
 
 def _minute(text: str) -> int:
     if (found := TIME.fullmatch(text)) is None:
-        raise InvalidInput(f"a time of day is HH:MM from 00:00 to 23:59, not {text!r}")
+        raise InvalidInput(f"execution window: {text!r} is not a time of day, HH:MM from 00:00 to 23:59")
     return 60 * int(found[1]) + int(found[2])

@@ -120,13 +120,14 @@ def _values(settings: Mapping[str, str]) -> list[list[str]]:
 
 
 async def _settle(connection: Connection, settings: Mapping[str, str]) -> None:
-    """Apply the session settings, ours and the given ones, to a new connection."""
+    """Apply the settings of SESSION and the given ones to a new connection; it is shut down if that takes longer than
+    SET_WITHIN_SECONDS."""
     with hanging_up_after(connection, SET_WITHIN_SECONDS):
         await connection.execute(SET, _values(settings), prepare=False)
 
 
 async def open_session(dsn: str, settings: Mapping[str, str] = NOTHING_MORE) -> Connection:
-    """Open a connection outside the pools, with our limits and `settings`; autocommit."""
+    """Open an autocommit connection outside the pools, with the settings of SESSION and the given ones."""
     connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
     try:
         await _settle(connection, settings)
@@ -137,7 +138,7 @@ async def open_session(dsn: str, settings: Mapping[str, str] = NOTHING_MORE) -> 
 
 
 def open_blocking_session(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """Open a blocking connection with our limits, for use in a thread; autocommit."""
+    """Open a blocking autocommit connection with the settings of SESSION, for use in a thread."""
     connection = psycopg.connect(dsn, autocommit=True)
     try:
         connection.execute(SET, _values(NOTHING_MORE), prepare=False)
@@ -177,13 +178,15 @@ _asked_for_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
 
 def doubt_all() -> None:
-    """Have every pooled connection checked the next time it is handed out; called after a connection was found lost."""
+    """Have every connection of the pools with `checked` checked the next time it is handed out; called after a
+    connection was found lost."""
     _asked_for_at.clear()
 
 
 async def _still_lives(connection: Connection, recent_seconds: float) -> None:
-    """Check that a pooled connection works before it is handed out. A connection handed out recently is queried only if
-    input has arrived on it since (a FATAL message, end of file)."""
+    """Check that a pooled connection works before it is handed out; raise psycopg.OperationalError if it does not. A
+    connection handed out within `recent_seconds` is queried only if input has arrived on it since (a FATAL message, end
+    of file)."""
     now = time.monotonic()
     recent = now - _asked_for_at.get(connection, now - recent_seconds) < recent_seconds
     if not recent or has_input(connection):

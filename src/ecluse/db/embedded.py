@@ -77,6 +77,7 @@ def pgdata_of(data_dir: Path) -> Path:
 
 def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
     """Start the server of this directory, or join the running one; create directory and database if needed. Blocking.
+    Raise SetUpError if the directory cannot be used or the server does not start.
 
     `release` is called at exit. No signal handler is installed: on SIGTERM the program has to exit normally, or the
     server keeps running until the next process that uses the same directory has exited.
@@ -136,7 +137,7 @@ class Embedded:
 
     def ensure_running(self) -> bool:
         """Start the server again if it has died; return True if this call started it. Safe for several processes at
-        once."""
+        once. After `release` nothing is started."""
         if self.is_running():
             return False
         with clear_errors(self.data_dir), start_lock(self.data_dir):
@@ -188,8 +189,8 @@ class Embedded:
         self.users.close()
 
     def init_if_absent(self, lock: BinaryIO) -> None:
-        """Create the database cluster if there is none. Raise SetUpError if its major version is another one, or if the
-        directory holds other files."""
+        """Create the database cluster if there is none. Raise SetUpError if it has another major version than MAJOR, if
+        the directory holds other files, or if initdb fails. `lock`: the open start lock, which initdb inherits."""
         version_file = self.pgdata / "PG_VERSION"
         if version_file.exists():
             if (found := version_file.read_text().strip()) != MAJOR:
@@ -223,7 +224,8 @@ class Embedded:
         _sync(self.data_dir)
 
     def bring_up(self) -> bool:
-        """Wait for the server to be ready, or start it; return True if it was started here."""
+        """Wait for the server to be ready, or start it; return True if it was started here. Raise SetUpError, with the
+        end of the server's log, if it is not ready after all attempts of `patience`."""
         self.account.make_private_dir(self.socket_dir)
         launched = False
         for pause in self.patience.pauses:
@@ -248,7 +250,8 @@ class Embedded:
         )
 
     def stop(self) -> None:
-        """Stop the server in mode `fast`; if it does not stop within 30 s, in mode `immediate`."""
+        """Stop the server in mode `fast` or, if it does not stop within 30 s, in mode `immediate`. If that fails, too,
+        it is only logged."""
         for mode in ("fast", "immediate"):
             done = self.account.run(self.bin_dir / "pg_ctl", "stop", "-D", self.pgdata, "-m", mode, "-t", "30")
             if done.returncode == 0:
@@ -256,7 +259,7 @@ class Embedded:
         log.error("embedded PostgreSQL: does not stop", directory=str(self.pgdata), error=done.stderr.strip())
 
     def create_database_if_absent(self) -> None:
-        """Create the database `ecluse` if the server has none."""
+        """Create the database `ecluse` if the server has none; raise SetUpError if the server refuses."""
         try:
             with psycopg.connect(self.dsn("postgres"), autocommit=True, connect_timeout=10) as connection:
                 if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'ecluse'").fetchone():

@@ -1,5 +1,5 @@
-"""Requests in groups: what is asked for while a group is being done is done together in the next one, in one
-transaction and a few statements, however many callers ask."""
+"""Grouped requests: requests that arrive while a group is being processed are processed together in the next group, in
+one transaction and a few statements, however many they are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 MOST = 100  # per group: a longer transaction would delay its first callers
-TRIES = 3  # of a group that waits too long for a lock: a group of another key has the same records
+TRIES = 3  # of a group that waits too long for a lock: a group of another key may lock the same records
 
 
 class Groups(Generic[K, T, R]):
-    """Has `do(key, asked)` answer callers of one key together, one group of a key at a time: it returns an answer for
-    each, in their order. The first caller does not wait for others. A group that is refused is repeated one by one, so
-    that one caller cannot fail the others."""
+    """Groups the requests of callers by key, and processes a group of up to MOST of them with `do(key, requests)`,
+    which returns an answer for each, in their order. One group per key is processed at a time; the first caller does
+    not wait for others. If a group fails, its requests are repeated one by one, so that one caller cannot fail the
+    others, unless the database is unavailable or busy; after a lock timeout the group is repeated, up to TRIES
+    times."""
 
     def __init__(self, do: Callable[[K, Sequence[T]], Awaitable[Sequence[R]]]) -> None:
         self._do = do
@@ -32,7 +34,7 @@ class Groups(Generic[K, T, R]):
         self._working: set[asyncio.Task[None]] = set()
 
     async def ask(self, key: K, asked: T) -> R:
-        """Return the answer, from the next group."""
+        """Add a request to the next group of the key, and return its answer; raise the error of `do` if it failed."""
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = deque()

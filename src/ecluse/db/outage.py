@@ -33,8 +33,8 @@ def is_unavailable(error: BaseException) -> bool:
 
 @contextmanager
 def ignoring_outage(doing: str) -> Iterator[None]:
-    """Log and ignore that the database is unavailable: the caller's loop retries anyway. `doing` names the loop in the
-    log."""
+    """Log and ignore an error of the body if the database is unavailable: the caller's loop retries anyway. Other
+    errors are raised. `doing` names the loop in the log."""
     try:
         yield
     except psycopg.Error as error:
@@ -44,9 +44,9 @@ def ignoring_outage(doing: str) -> Iterator[None]:
 
 
 async def until_back(doing: str, attempt: Callable[[], Awaitable[T]], *, pause: float = RETRY_SECONDS) -> T:
-    """Repeat `attempt` until the database is available, with pauses of `pause` seconds, and return its result. An
-    attempt may have been committed although its answer was lost, so it must be idempotent. `doing` names the work in
-    the log."""
+    """Repeat `attempt` while the database is unavailable, with pauses of `pause` seconds, and return its result; other
+    errors are raised. An attempt may have been committed although its answer was lost, so it must be idempotent.
+    `doing` names the work in the log."""
     while True:
         try:
             return await attempt()

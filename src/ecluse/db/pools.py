@@ -14,7 +14,7 @@ DELIVERING = 4  # webhooks and mails, at most
 
 
 def share(size: int) -> int:
-    """Return how many connections of a pool one tenant may use at once: half of them."""
+    """Return how many connections of a pool of this size one tenant may use at once: half of them, at least one."""
     return max(1, size // 2)
 
 

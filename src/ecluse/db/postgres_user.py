@@ -49,7 +49,8 @@ class Account:
     gid: int
 
     def run(self, *command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command as this account and return it with its output; it gets none of our environment."""
+        """Run a command as this account, without our environment; return it with exit code and output. `options` are
+        those of `subprocess.run`."""
         if os.geteuid() == 0:
             options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
@@ -58,7 +59,8 @@ class Account:
         )
 
     def make_private_dir(self, path: Path) -> None:
-        """Create `path` with mode 0700 for this account, or check that the existing directory is ours."""
+        """Create the directory `path` for this account, or take the existing one, with mode 0700; raise SetUpError if
+        it belongs to another user."""
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (self.uid, os.geteuid()):
@@ -95,7 +97,7 @@ def psql() -> Path:
 
 def account_for(pgdata: Path) -> Account:
     """Return the account that PostgreSQL runs as for this data directory: our own or, if we are root, the owner of
-    existing data, else the system user."""
+    existing data, else the system user. Raise SetUpError if existing data belong to root."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
     if pgdata.exists():
@@ -140,7 +142,8 @@ def _find_or_add_system_user() -> pwd.struct_passwd:
 
 
 def make_data_dir(data_dir: Path, account: Account) -> None:
-    """Create the data directory, or refuse (SetUpError) one in which a server could not work or would not be safe."""
+    """Create the data directory if it does not exist. Raise SetUpError if it is a file, belongs to another user, can be
+    written by all users, or cannot be entered by `account`."""
     missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
     nearest = missing[-1].parent if missing else data_dir
     if not nearest.is_dir():
@@ -205,7 +208,7 @@ def _runs(account: Account, directory: Path) -> bool:
 
 def socket_dir_for(data_dir: Path, account: Account) -> Path:
     """Return the directory of the server's socket: in the data directory, or below /tmp if that path is too long for a
-    socket."""
+    socket or has a comma."""
     inside = data_dir / "run"
     # libpq reads a comma as the end of a host name.
     if len(os.fsencode(inside / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(inside):
@@ -231,7 +234,7 @@ def start_lock(data_dir: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def clear_errors(data_dir: Path) -> Iterator[None]:
-    """Turn errors of the file system into SetUpError with advice about the data directory."""
+    """Convert an OSError of the body into a SetUpError with advice about the data directory."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Quick reads: their connections are not checked before use, because a check costs a round trip each time.
 
 If a connection turns out to be dead, the read is repeated once on a pool that checks its connections, so it must be
-repeatable. A read that failed for lack of resources or a lock is not repeated. A tenant uses a share of the connections
-at most.
+repeatable. A read that failed for lack of resources or a lock is not repeated. A tenant may use only its share of the
+connections.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Reads:
         return Reads(self._quick, self._checked, self.shares, tenant)
 
     async def __call__(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
-        """Run the read `ask` on a connection and return its result; raise ReadTimeout if it takes too long, Busy if the
-        tenant's share is in use."""
+        """Run the read `ask` on a connection and return its result. Raise ReadTimeout if it takes longer than
+        READ_SECONDS, Busy if the tenant's share is in use."""
         async with self.shares.held(self._tenant) if self.shares else nullcontext():
             return await self._read(ask)
 

@@ -1,5 +1,5 @@
-"""A share per tenant of what tenants have in common: each may use so much at once. What is more waits in line for a
-short time, and is then refused; other tenants do not notice."""
+"""A share per tenant of a resource that all tenants use: the number of requests that it may have in flight. A request
+beyond that waits for a short time, and is then refused; other tenants are not affected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRITE_SETTINGS = {"enable_seqscan": "off"}
 
 
 class Busy(EcluseError):
-    """A tenant uses its whole share; `limit` names it."""
+    """A tenant uses its whole share. `limit` is the name of the limit, `most` the size of the share."""
 
     code = "TOO_MANY_AT_ONCE"
 
@@ -36,7 +36,8 @@ class AllBusy(EcluseError):
 
 
 class Shares:
-    """At most `most` at once for each tenant. `limit` is the name of the limit for callers."""
+    """Lets each tenant have at most `most` requests in flight. `limit` is the name of the limit for callers, `patience`
+    the seconds that a further request waits."""
 
     def __init__(self, limit: str, most: int, patience: float = PATIENCE_SECONDS) -> None:
         self.limit, self.most, self._patience = limit, most, patience
@@ -44,7 +45,8 @@ class Shares:
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
-        """Take a part of the tenant's share; raise Busy if none is free within the patience."""
+        """Count one request against the tenant's share while the body runs; raise Busy if the share stays used up for
+        the seconds of `patience`."""
         line = self._lines.get(tenant) or self._lines.setdefault(tenant, asyncio.Semaphore(self.most))
         try:
             async with asyncio.timeout(self._patience if line.locked() else None):
@@ -66,7 +68,8 @@ class Writes:
 
     @asynccontextmanager
     async def connection(self, tenant: str) -> AsyncIterator[Connection]:
-        """Take a connection; raise Busy if the tenant's share is in use, AllBusy if all connections are."""
+        """Yield a connection for a request of the tenant. Raise Busy if the tenant's share stays in use, AllBusy if all
+        connections do, PoolTimeout if the database gives none."""
         async with self.shares.held(tenant), AsyncExitStack() as stack:
             try:
                 connection = await stack.enter_async_context(self.pool.connection())

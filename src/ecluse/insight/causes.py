@@ -180,7 +180,7 @@ def detail_with_position(item: Facts) -> str:
 
 
 def expected(item: Facts) -> datetime | None:
-    """Predict when the item will start; None: it cannot be predicted."""
+    """Return the instant at which the item is expected to start, None if that cannot be predicted."""
     if cause_of(item) in ("paused", "no worker", "lease") or item.suspicion or item.probing:
         return None
     if cause_of(item) == "budget" and item.due_at - item.now > LONGEST_PERIOD:
@@ -197,8 +197,8 @@ def expected(item: Facts) -> datetime | None:
 
 
 def grouped(items: Sequence[Facts], count: int) -> Group:
-    """Return the group of `count` items with the same cause. `items` has the facts of some of them: the first one,
-    examples, and the last one."""
+    """Return the group of `count` items with the same cause. `items` holds the facts of some of them: the first in the
+    queue, examples, and the last; at most SAMPLE of them are named as examples."""
     first, last = items[0], items[-1]
     if last.position is None and first.position is not None:
         least = first.position + (count - 1) // last.batch
@@ -223,7 +223,8 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
-    """Merge the groups that have the same cause, flow, stage and lane, whatever else differs; the largest first."""
+    """Merge the groups that have the same cause, flow, stage and lane, and return all groups, the largest first. A
+    merged group has the detail of its largest part."""
     found: dict[tuple[str | None, ...], Group] = {}
     for one in groups:
         key = (one.cause, one.flow, one.stage, one.lane)
@@ -244,8 +245,8 @@ def merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def summary(groups: Sequence[Group], waiting: int, calls: int) -> str:
-    """Summarize in one sentence why a run waits. `groups`: its waiting items by cause; `waiting`: their number;
-    `calls`: the number of calls in flight."""
+    """Summarize in one sentence why a run waits, naming at most NAMED causes. `groups`: its waiting items by cause, at
+    least one group; `waiting`: the number of these items; `calls`: the number of calls in flight."""
     if not waiting:
         return f"nothing of it waits in a lane: {groups[0].detail}"
     if len(groups) == 1:

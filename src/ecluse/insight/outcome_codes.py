@@ -5,18 +5,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-RETRIED = "Nothing: it is retried with growing pauses. If it stays, look at the vendor and at its lane."
+RETRIED = "Nothing: the call is retried with backoff. If the error persists, check the vendor and its lane."
 REDRIVE = "Redrive the run."
 
 
 class Failure(NamedTuple):
+    """The meaning of an error code, and what an operator can do."""
+
     meaning: str
     remedy: str
 
 
 FAILURES = {
     # The engine
-    "BUG": Failure("Code of the flow raised an unexpected error.", "Report it: the error names its class and message."),
+    "BUG": Failure(
+        "Code of the flow raised an unexpected error.", "Report the error text: it has the class and the message."
+    ),
     "BUDGET_EXCEEDED": Failure(
         "A budget had no room for the paid call until the time of the stage was up.",
         "Raise the budget, or wait for its next period; then redrive the run.",
@@ -35,33 +39,42 @@ FAILURES = {
     "NON_RETRIABLE": Failure("The flow ended the run at once.", "Correct what the error of the run names."),
     "NOT_DISPATCHED": Failure("The run ended before the audit was dispatched.", REDRIVE),
     "NOT_PROCESSED": Failure("The run ended without any work for the target.", REDRIVE),
-    "NO_WORKFLOW": Failure("The durable workflow of the run is lost.", "Start the run again, and report it."),
+    "NO_WORKFLOW": Failure(
+        "The run's stored workflow state is missing.", "Start a new run, and report the problem with the run id."
+    ),
     "RUN_ENDED": Failure("The run ended before the item was finished.", REDRIVE),
-    "STALE": Failure("The run took longer than its stages may and was ended.", "Look why it waited, then redrive it."),
+    "STALE": Failure(
+        "The run took longer than its stages may and was ended.", "Find out why the run waited, then redrive it."
+    ),
     "STALLED": Failure("The recording made no progress for longer than allowed.", REDRIVE),
-    "STOPPED": Failure("The flow stopped the run, so the fiche was not processed.", "Look at the error of the run."),
+    "STOPPED": Failure("The flow stopped the run, so the fiche was not processed.", "Read the error of the run."),
     "NOT_NAMED": Failure(
         "The vendor answered a write of several records without naming this one.",
         "Nothing: the record is read back, and written again if the write was not applied.",
     ),
-    "STORE_FAILED": Failure("The result could not be stored.", "Look at the error: the database names the reason."),
+    "STORE_FAILED": Failure(
+        "The result could not be stored.", "Read the error text: it has the reason that the database gave."
+    ),
     "WORKER_CRASHED": Failure(
         "The workers that executed the item died, so it is not tried again.",
-        "Look for the cause, then redrive the run.",
+        "Find the cause in the logs of these workers, then redrive the run.",
     ),
     # Writes
     "CONFLICT": Failure(
         "The vendor's record is neither as wanted nor as before: another party has changed it.",
-        "Compare the two, then start again.",
+        "Compare the record with the wanted one, then start a new run.",
     ),
     "NOT_APPLIED": Failure("The write was sent and found not applied.", REDRIVE),
-    "NOT_AS_WANTED": Failure("The vendor stored another value than the one sent.", "Look at the vendor's record."),
+    "NOT_AS_WANTED": Failure("The vendor stored another value than the one sent.", "Check the vendor's record."),
     "OUTCOME_UNKNOWN": Failure(
-        "The vendor may have applied the write and cannot be asked.", "Look at the vendor before you repeat it."
+        "The vendor may have applied the write, and its state cannot be read.",
+        "Check the record at the vendor before you repeat the write.",
     ),
-    "PRECONDITION_FAILED": Failure("The vendor's record has changed since it was read.", "Start again."),
+    "PRECONDITION_FAILED": Failure("The vendor's record has changed since it was read.", "Start a new run."),
     # Calls to vendors
-    "ANSWER_TOO_LARGE": Failure("The vendor's answer is larger than allowed.", "Look at what the vendor sends."),
+    "ANSWER_TOO_LARGE": Failure(
+        "The vendor's answer is larger than allowed.", "Check the size of the vendor's answer for this record."
+    ),
     "BAD_ANSWER": Failure("The vendor's answer is not as documented.", RETRIED),
     "FORBIDDEN": Failure("The vendor refused with 403.", "Check what the vendor's key may do."),
     "FORBIDDEN_URL": Failure(
@@ -71,9 +84,13 @@ FAILURES = {
         "The tenant has no connection to the vendor.", "Add it: `ecluse connections create`; then redrive the run."
     ),
     "NO_KEY": Failure(
-        "The key of the connection, or the schedule's own, is gone.", "Set it anew, then redrive the run."
+        "The key of the connection, or the schedule's own key, was deleted.",
+        "Set the key again, then redrive the run.",
     ),
-    "SEALED": Failure("The key of the connection is sealed, and the server has no key.", "Set ECLUSE_SECRET_KEY."),
+    "SEALED": Failure(
+        "The key of the connection is sealed, and the server has no secret key to decrypt it.",
+        "Set ECLUSE_SECRET_KEY.",
+    ),
     "NOT_CONFIGURED": Failure("The vendor is not configured.", "Set the settings that the error names, then redrive."),
     "NOT_FOUND": Failure("The vendor does not know the record.", "Check the record's id."),
     "QUOTA_EXCEEDED": Failure(
@@ -84,15 +101,17 @@ FAILURES = {
     "TIMEOUT": Failure("No answer came within the time limit.", RETRIED),
     "UNAUTHORIZED": Failure("The vendor refused with 401.", "Check the vendor's key."),
     "VENDOR_DISCONNECTED": Failure("The connection was lost before the answer was complete.", RETRIED),
-    "VENDOR_ERROR": Failure("A call to the vendor failed.", "Look at the error."),
+    "VENDOR_ERROR": Failure("A call to the vendor failed.", "Read the error text of the item."),
     "VENDOR_ERROR_*": Failure("The vendor answered with this HTTP status.", RETRIED),
     "VENDOR_REDIRECT": Failure("The vendor answered with a redirect, which is not followed.", "Correct its address."),
-    "VENDOR_REFUSED": Failure("The vendor refused the request.", "Look at the error: it quotes the vendor."),
+    "VENDOR_REFUSED": Failure("The vendor refused the request.", "Read the error text: it quotes the vendor."),
     "VENDOR_UNAVAILABLE": Failure("The vendor is unavailable.", RETRIED),
     "VENDOR_UNREACHABLE": Failure("No connection to the vendor could be made; nothing was sent.", RETRIED),
     # Fiches and their selection
-    "CRM_UNAVAILABLE": Failure("The CRM could not be asked for the fiches of any day.", "Check the CRM, then trigger."),
-    "CRM_UNSUCCESSFUL": Failure("The CRM answered that it was not successful.", RETRIED),
+    "CRM_UNAVAILABLE": Failure(
+        "The CRM could not be asked for the fiches of any day.", "Check the CRM, then trigger the schedule again."
+    ),
+    "CRM_UNSUCCESSFUL": Failure("The CRM answered that the request was not successful.", RETRIED),
     "DETAILS_NOT_FETCHED": Failure("The details of the fiche could not be fetched.", REDRIVE),
     "GROUPE": Failure("The groupe of the fiche is not among those selected.", "Nothing, or change the selection."),
     "NO_AUDIT_CONFIGS": Failure("The automation has no active audit config.", "Create or activate one, then redrive."),
@@ -111,37 +130,50 @@ FAILURES = {
     "REFUSED": Failure("The model refused to answer.", "Change the config's texts."),
     "SCHEMA_BROKEN": Failure("The model's answer does not have the form asked for.", RETRIED),
     "TRANSCRIPTION_INCOMPLETE": Failure("Not all recordings were transcribed in time.", REDRIVE),
-    "TRANSCRIPT_TOO_LONG": Failure("The transcripts are longer than an audit takes.", "Use a larger model and limit."),
-    "TRUNCATED": Failure("The model's answer was cut off at its longest.", RETRIED),
+    "TRANSCRIPT_TOO_LONG": Failure(
+        "The transcripts are longer than an audit accepts.", "Use a model with a larger context, and raise the limit."
+    ),
+    "TRUNCATED": Failure("The model's answer was cut off at its maximum length.", RETRIED),
     # Shops
     "ACCESS_DENIED": Failure("The access token lacks a scope.", "Give the token write_products, or give another one."),
-    "CURRENCY_MISMATCH": Failure("A price is in another currency than the project.", "Connect the shop anew."),
-    "INTERNAL_SERVER_ERROR": Failure("The shop failed; what it did is found out by reading back.", RETRIED),
+    "CURRENCY_MISMATCH": Failure("A price is in another currency than the project.", "Connect the shop again."),
+    "INTERNAL_SERVER_ERROR": Failure(
+        "The shop answered with an internal error; the price is read back to find out whether it was applied.", RETRIED
+    ),
     "NOT_ATTEMPTED": Failure("The price was never sent: the run ended before.", "Retry the failed targets."),
-    "SHOP_FROZEN": Failure("The shop is frozen until its bill is paid.", "Pay it, then retry the failed targets."),
+    "SHOP_FROZEN": Failure(
+        "The shop is frozen until its bill is paid.", "Pay the bill, then retry the failed targets."
+    ),
     "SHOP_LOCKED": Failure("The shop is locked.", "Ask its vendor to unlock it, then retry the failed targets."),
     "SHOP_NOT_FOUND": Failure("There is no shop at this address.", "Correct the base_url of the project."),
-    "NO_PROJECT": Failure("The project of the rule run was deleted.", "Connect the shop anew, then preview the rule."),
+    "NO_PROJECT": Failure("The project of the rule run was deleted.", "Connect the shop again, then preview the rule."),
     "PRICE_CONFLICT": Failure(
         "The price in the shop is neither the former nor the new one: another party has changed it.",
-        "Compare the two, then preview the rule again.",
+        "Compare the two prices, then preview the rule again.",
     ),
     "TARGET_TIMEOUT": Failure("The price was not applied within the time of a target.", "Retry the failed targets."),
     # Registers of companies
-    "CORE_IDENTITY_MISSING": Failure("The register's answer lacks the company's name or number.", "Refresh it later."),
+    "CORE_IDENTITY_MISSING": Failure(
+        "The register's answer lacks the company's name or number.", "Refresh the company later."
+    ),
     "INVALID_RESPONSE": Failure("The register's answer is not as documented.", "Refresh the company later."),
     "NETWORK_ERROR": Failure("No connection to the register could be made.", RETRIED),
     "RATE_LIMIT": Failure("The register answered: too many requests.", RETRIED),
     "SERVER_ERROR": Failure("The register failed.", RETRIED),
-    "UNKNOWN": Failure("A call to the register failed.", "Look at the error."),
+    "UNKNOWN": Failure(
+        "A call to the register failed for a reason without a code of its own.",
+        "Read the error text of the source, then refresh the company.",
+    ),
     # Jobs
     "NO_AGENT": Failure("No agent of the host claimed the job in time.", "Start the agent, then retry the job."),
     # Notifications
     "ENDPOINT_OFF": Failure("The endpoint was deleted or switched off.", "Switch it on, then redeliver."),
-    "GONE": Failure("The receiver answered 410, and the endpoint was switched off.", "Correct its URL, switch it on."),
+    "GONE": Failure(
+        "The receiver answered 410, and the endpoint was switched off.", "Correct the URL, then switch the endpoint on."
+    ),
     "MAIL_DEFERRED": Failure("The mail server asked to try later.", RETRIED),
     "MAIL_LIMIT": Failure(
-        "The tenant has had its mails of the day.", "Raise ECLUSE_MAILS_PER_DAY, or subscribe to less."
+        "The tenant has used up its mails of the day.", "Raise ECLUSE_MAILS_PER_DAY, or subscribe to fewer events."
     ),
     "MAIL_NOT_CONFIGURED": Failure(
         "The server is not set up to send mail.", "Set SMTP_HOST, MAIL_FROM and ECLUSE_PUBLIC_URL."
@@ -149,14 +181,15 @@ FAILURES = {
     "MAIL_REFUSED": Failure("The mail server refused the mail.", "Correct the address that the error names."),
     "MAIL_SERVER": Failure("The mail server could not be used; nothing was sent.", RETRIED),
     "MAY_HAVE_BEEN_SENT": Failure(
-        "The mail may have been sent, so it is not repeated.", "Redeliver it if it is missing."
+        "The mail may have been sent, so it is not repeated.", "Redeliver the event if the mail did not arrive."
     ),
     "NOT_CONFIRMED": Failure(
-        "The mail address is not confirmed.", "Follow the link that it was sent, or ask for another one; redeliver."
+        "The mail address is not confirmed.", "Follow the link sent to it, or ask for a new link; then redeliver."
     ),
     "NO_DELIVERY": Failure("The run has no message to deliver.", "Nothing: deliveries are started by events only."),
     "NO_SECRET": Failure(
-        "The URL or signing secret of the webhook is gone.", "Give the URL again, or rotate the secret; redeliver."
+        "The URL or signing secret of the webhook was deleted.",
+        "Set the URL again or rotate the secret, then redeliver.",
     ),
-    "NO_SECRET_KEY": Failure("The server has no key to open the signing secret.", "Set ECLUSE_SECRET_KEY."),
+    "NO_SECRET_KEY": Failure("The server has no secret key to decrypt the signing secret.", "Set ECLUSE_SECRET_KEY."),
 }

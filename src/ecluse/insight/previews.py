@@ -44,7 +44,8 @@ FROM runs r WHERE r.id = %(run)s
 
 async def preview_end(connection: Connection, flow: Flow, run: Run) -> dict[str, Any]:
     """Return the effects of ending the run now, as counts: targets that keep their outcome (`finished`); targets that
-    would be cancelled, in flight or waiting; runs that would end with this one, and runs that would go on because
-    others wait for them; calls in flight."""
+    would be cancelled (`in_flight`, `waiting`); runs that would end with this one (`children_that_end`), and runs that
+    would continue because other runs or callers wait for them (`children_that_go_on`); calls in flight. Ends nothing.
+    """
     (row,) = await fetch_all(connection, dict, PREVIEW, {"run": run.id, "last": flow.last_stages})
     return {"run_id": str(run.id), "flow": run.flow, **row}

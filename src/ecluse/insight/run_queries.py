@@ -204,7 +204,7 @@ async def list_runs(
 
 async def show_run(connection: Connection, tenant: str, run_id: int) -> Row:
     """Return the run as `run_itself` does, with `will_fail` added: the number of its open targets that are known to
-    fail."""
+    fail, in total and by code. Raise NotFound if the tenant has no such run."""
     run = await run_itself(connection, tenant, run_id)
     return {**run, "will_fail": await will_fail(connection, run_id)}
 
@@ -227,7 +227,8 @@ async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
 
 
 def failed_alike(failed: int, selected: int, code: str) -> str:
-    """Return the reason of a failed run that has none of its own, and whose failed targets all have this code."""
+    """Return, as a sentence, the reason of a failed run without a reason of its own whose failed targets all have this
+    code."""
     if failed == selected:
         return f"the only target failed: {code}" if failed == 1 else f"all {failed:,} targets failed: {code}"
     return f"{failed:,} of {selected:,} targets failed, each of them: {code}"
@@ -249,8 +250,8 @@ async def stages_of(connection: Connection, run_ids: Collection[int]) -> dict[in
 
 
 async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]) -> dict[int, Row]:
-    """Return the schedules with these ids that belong to the tenant, deleted ones included, by id: their names, for
-    lists of runs."""
+    """Return id, name and `deleted` of the schedules with these ids that belong to the tenant, by id; deleted schedules
+    are included. For lists of runs."""
     rows = await fetch_all(connection, dict, SCHEDULES_OF_RUNS, {"tenant": tenant, "ids": list(ids)}) if ids else []
     return {row["id"]: row for row in rows}
 
@@ -258,7 +259,8 @@ async def schedules_of(connection: Connection, tenant: str, ids: Collection[int]
 async def list_log(
     connection: Connection, tenant: str, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
-    """Return a page of the run's log (`run_log`), the oldest line first unless `newest_first`."""
+    """Return a page of the run's log (`run_log`), the oldest line first unless `newest_first`. Raise NotFound if the
+    tenant has no such run."""
     await check_tenant(connection, tenant, run_id)
     statement = LOG.format(order="DESC" if newest_first else "ASC")
     return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
@@ -273,7 +275,7 @@ async def list_outcomes(
     connection: Connection, tenant: str, run_id: int, *, after: str | None = None, limit: int
 ) -> list[Row]:
     """Return a page of the outcomes of the run's targets, sorted by target. To read the next page, pass the last target
-    as `after`; no connection is held between pages."""
+    as `after`. Raise NotFound if the tenant has no such run."""
     await check_tenant(connection, tenant, run_id)
     statement = OUTCOMES.format(where="" if after is None else "AND target > %(after)s")
     return await fetch_all(connection, dict, statement, {"run": run_id, "after": after, "limit": limit})
@@ -300,7 +302,8 @@ async def results(
 
 
 async def vitals(connection: Connection) -> list[Row]:
-    """Return the gauges of the system as (what, labels, value). One statement, cheap enough for every few seconds."""
+    """Return the gauges of the system, each as a row with `what`, `labels` and `value`. One statement, cheap enough to
+    be run every few seconds."""
     return await fetch_all(connection, dict, VITALS, {})
 
 

@@ -1,5 +1,5 @@
-"""Metrics that flows declare as data and read from the database for all of their records at once: for the API under
-their dotted names, for Prometheus with underscores, after `ecluse_`."""
+"""Metrics that flows declare as data and read from the database for all of their records at once. The API shows them
+under their dotted names, Prometheus with underscores and the prefix `ecluse_`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Type = Literal["counter", "gauge", "histogram"]
 
 
 class Sample(NamedTuple):
-    """A value of a metric. None: there is none. Of a histogram it is the number of values, beside their sum and, by
-    bound, how many are at most so large."""
+    """The value of a metric for one record; None if the record has none. For a histogram, `value` is the number of
+    observations, `sum` their sum, and `buckets` maps each bound to the number of observations up to it."""
 
     metric: Metric
     labels: Mapping[str, str]  # of the record and of the metric
@@ -23,7 +23,8 @@ class Sample(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """`column`: its value in the figures of a record. Metrics of one name differ in `labels`."""
+    """A metric that a flow declares. `column` names its value in the row of a record's figures. Several metrics may
+    have the same name, with different `labels`."""
 
     name: str
     type: Type
@@ -32,8 +33,8 @@ class Metric(NamedTuple):
     labels: Mapping[str, str] = {}
 
     def sample(self, figures: Row, of: Mapping[str, str], total: str, bounds: Sequence[int]) -> Sample:
-        """Return the sample of a record with the labels `of`. For a histogram, `total` is the column of the sum, and
-        each of the bounds is a column."""
+        """Return the sample of the record with these figures and the labels `of`. For a histogram, `total` names the
+        column of the sum, and each of `bounds` is the name of a column."""
         found = Sample(self, {**of, **self.labels}, figures[self.column])
         if self.type != "histogram":
             return found

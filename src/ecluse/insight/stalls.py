@@ -9,10 +9,10 @@ from typing import NamedTuple
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 
-# A run that has done nothing for so long makes no progress, in lists as on its page. Gates poll once a minute at least,
-# and then store the progress that other runs have made for their run.
+# A run that has done nothing for this time makes no progress, in lists as on its page. Gates poll at least once a
+# minute, and then store the progress that other runs have made for their run.
 QUIET = timedelta(minutes=2)
-LOOKED_AT = 10_000  # waiting items that are read of a closed lane
+LOOKED_AT = 10_000  # waiting items that are read per closed lane, at most
 
 # When run `r` itself last made progress.
 PROGRESS = """
@@ -47,8 +47,9 @@ NOT_CLOSED = (None, None, None, None)
 
 
 class Stall(NamedTuple):
-    """Why a run makes no progress. `quiet_since`: its last progress, if that is long ago. `lane`: a closed lane in
-    which items of the run, or of a run that it waits for, are waiting."""
+    """Why a run makes no progress. `quiet_since`: its last progress, if that is QUIET or more ago. `lane`: a closed
+    lane in which items of the run, or of a run that it waits for, are waiting; `paused_reason` or `held_until` say why
+    it is closed."""
 
     quiet_since: datetime | None
     lane: str | None
@@ -58,12 +59,13 @@ class Stall(NamedTuple):
 
 
 def is_quiet(progress_at: datetime, now: datetime) -> bool:
-    """Return True if the last progress of a run was so long ago that it counts as making none."""
+    """Return True if the last progress of a run was QUIET or longer ago, so that it counts as making none."""
     return now - progress_at >= QUIET
 
 
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
-    """Return, by run id, the open runs among these that make no progress, or of which a part waits in a closed lane."""
+    """Return, by run id, why the open runs among these make no progress: nothing was done for QUIET, or items wait in a
+    closed lane (of which LOOKED_AT items are read). Runs that make progress are left out."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}

@@ -58,6 +58,9 @@ WHERE w.waiter_run_id = %(run)s AND w.target = %(target)s LIMIT %(most)s
 
 
 async def show_target(connection: Connection, tenant: str, run_id: int, target: str) -> Row:
+    """Return the outcome of a target of a run, with its items and their attempts, writes, log lines, the runs started
+    for it and why it waits, at most MOST of each. Raise NotFound if the tenant has no such run, or the run no such
+    target."""
     await check_tenant(connection, tenant, run_id)
     given: dict[str, Any] = {"run": run_id, "target": target, "most": MOST}
     found = await fetch_one(connection, dict, OUTCOME, given)
@@ -77,7 +80,7 @@ async def show_target(connection: Connection, tenant: str, run_id: int, target: 
 
 
 def _events(items: Sequence[Row]) -> list[str]:
-    """Return the event ids of the items, one per round."""
+    """Return the event ids of the items: of each item one per round, from the first to the current one."""
     found = []
     for item in items:
         first = item["event_id"].removesuffix(f"-retry-{item['round']}") if item["round"] else item["event_id"]

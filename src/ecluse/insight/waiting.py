@@ -195,7 +195,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """Why a run, and the runs that it waits for, do not go on: the waiting items by cause, the number of them and of
+    """Why a run and the runs that it waits for do not continue: the waiting items by cause, the number of them and of
     calls in flight, and a sentence for people."""
 
     summary: str
@@ -208,14 +208,16 @@ class RunWaits:
 
 
 async def why(connection: Connection, tenant: str, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
-    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause."""
+    """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause for
+    which it has not started. Raise NotFound if the tenant has no such run."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
     return await why_items(connection, page)
 
 
 async def why_items(connection: Connection, ids: Collection[int]) -> list[Waiting]:
-    """Return the items among `ids` that wait, in queue order, each with its cause."""
+    """Return the items among `ids` that wait, in queue order, each with its cause. The caller has checked the
+    tenant."""
     return [
         Waiting(
             one.id,
@@ -234,8 +236,8 @@ async def why_items(connection: Connection, ids: Collection[int]) -> list[Waitin
 
 
 async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
-    """Explain why a run and the runs that it waits for do not go on: their waiting items by cause, the most frequent
-    first."""
+    """Explain why a run and the runs that it waits for do not continue: their waiting items by cause, the most frequent
+    first. Raise NotFound if the tenant has no such run."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]

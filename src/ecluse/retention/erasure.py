@@ -175,7 +175,7 @@ def parameters(tenant: str, kind: str, target: str, runs: Sequence[int], shared:
 
 
 async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """Count the rows that have content to erase, by its label; `given` are the `parameters`."""
+    """Count the rows that have content to erase, by the label of the content; `given` is the result of `parameters`."""
     found: Counter[str] = Counter()
     for one in erasures:
         found[one.what] += await fetch_value(connection, one.count, given)
@@ -183,7 +183,8 @@ async def count(connection: Connection, erasures: Sequence[Erasure], given: Mapp
 
 
 async def erase(connection: Connection, erasures: Sequence[Erasure], given: Mapping[str, Any]) -> Counter[str]:
-    """Erase the content in the caller's transaction; return the number of rows by label. `given`: see `count`."""
+    """Erase the content in the caller's transaction; return the number of changed and deleted rows by the label of the
+    content. `given` is the result of `parameters`."""
     done: Counter[str] = Counter()
     await connection.execute("SET LOCAL ecluse.erasing = 'on'")  # see outcomes_guard()
     for one in erasures:
@@ -209,9 +210,9 @@ async def delete_tenant(
     tables: Sequence[Erasure],
     pace: Pace,
 ) -> Counter[str]:
-    """Delete all ended runs of a tenant, needed or not, then the rows of `tables`, each in batches.
-    Return the number of rows by table. After a crash the next call continues. Raises Stuck if runs are open
-    or locked."""
+    """Delete all ended runs of a tenant, whatever their age and whatever still needs them, then the rows of `tables`,
+    in batches. Return the number of deleted rows by table. After a crash the next call continues. Raise Stuck if runs
+    are open or locked, Busy (`retention.pace`) if a batch takes too long."""
     done: Counter[str] = Counter()
     own = sweep.own_tables(flows)
     while found := await fetch_rows(connection, RUNS_OF_TENANT, (tenant, 1_000)):

@@ -113,7 +113,7 @@ class Limits:
     before: Mapping[str, datetime]
 
     def given(self) -> dict[str, list[object]]:
-        """Return the parameters of LIMITS."""
+        """Return the limits as query parameters of the fragment LIMITS."""
         return {"flows": list(self.before), "befores": list(self.before.values())}
 
 
@@ -125,8 +125,8 @@ class Family(NamedTuple):
 
 
 async def families(connection: Connection, flows: Sequence[str], limits: Limits) -> AsyncIterator[list[Family]]:
-    """Yield pages of the families whose first run is of one of these flows and ended before its limit, flow by flow, in
-    the order of these ends; families that are kept included."""
+    """Yield pages of the families whose first run is of one of these flows and ended before the flow's limit, flow by
+    flow, in the order in which the first runs ended. Families that are kept are included."""
     for flow in flows:
         place: dict[str, Any] = {"after": "-infinity", "id": 0}
         more = True
@@ -142,8 +142,9 @@ async def families(connection: Connection, flows: Sequence[str], limits: Limits)
 async def delete_runs(
     connection: Connection, run_ids: Collection[int], limits: Limits, *, needed_too: bool = False
 ) -> tuple[list[int], Counter[str]]:
-    """Delete, in one commit, the runs among `run_ids` that still may be deleted; return their ids, and the deleted rows
-    by table. `needed_too`: delete every run that has ended, needed or not."""
+    """Delete, in one commit, the runs among `run_ids` that still may be deleted, and record them in `pruning`. Return
+    their ids, and the number of deleted rows by table. Runs that another session has locked, and parents of runs not in
+    `run_ids`, stay. `needed_too`: delete every run that has ended, whatever its age and whatever still needs it."""
     async with connection.transaction():
         given = {"runs": list(run_ids), "needed_too": needed_too, **limits.given()}
         locked = await fetch_column(connection, LOCK, given)
@@ -161,7 +162,7 @@ async def delete_runs(
 
 
 async def noted(connection: Connection, limit: int) -> list[int]:
-    """Return at most `limit` deleted runs whose rows remain to be deleted."""
+    """Return the ids of at most `limit` deleted runs of which rows may be left (those recorded in `pruning`)."""
     return await fetch_column(connection, NOTED, (limit,))
 
 
@@ -184,5 +185,5 @@ async def delete_left_behind(
 
 
 async def done(connection: Connection, run_ids: Sequence[int]) -> None:
-    """Remove deleted runs from `pruning`, once no row of theirs is left."""
+    """Remove these deleted runs from `pruning`. The caller has made sure that none of their rows is left."""
     await connection.execute(DONE, (list(run_ids),))

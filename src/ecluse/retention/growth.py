@@ -74,6 +74,8 @@ SELECT pg_database_size(current_database()) AS bytes, ecluse_now() AS now, (SELE
 
 
 class Growing(NamedTuple):
+    """The size of a group of tables, how fast it grows, and how long its rows are kept."""
+
     name: str
     keep: int  # days; 0: for ever
     bytes: int
@@ -81,6 +83,8 @@ class Growing(NamedTuple):
 
 
 class DatabaseSize(NamedTuple):
+    """The size of the database at the instant `now`, and up to when its runs were pruned."""
+
     bytes: int
     now: datetime
     since: datetime | None  # creation of the oldest run
@@ -89,8 +93,9 @@ class DatabaseSize(NamedTuple):
 
 
 async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[DatabaseSize, float, list[Growing]]:
-    """Measure the database under the knobs `keep`: return its current state, the number of days measured, and the
-    growth per group of tables (no groups before a day of runs)."""
+    """Measure the size of the database and its growth over up to DAYS days. Return the size, the number of days
+    measured, and the growth per group of tables (no groups before a day of runs). `keep` maps each knob of retention to
+    its days."""
     (database,) = await fetch_all(connection, DatabaseSize, DATABASE_SIZE, (keep[RUNS] or 36_500,))
     age = (database.now - database.since) / timedelta(days=1) if database.since else 0.0
     days = min(DAYS, age)
@@ -106,6 +111,7 @@ async def measure(connection: Connection, keep: Mapping[str, int]) -> tuple[Data
 
 
 def sentence(database: DatabaseSize, days: float, groups: Sequence[Growing]) -> str:
+    """Return the result of `measure` as a sentence for people: size, growth a day, and the size it levels off at."""
     if not groups:
         return f"database size {_size(database.bytes)}; its growth is measured after one day of runs"
     steady = sum(one.per_day * one.keep for one in groups)
@@ -122,7 +128,8 @@ def sentence(database: DatabaseSize, days: float, groups: Sequence[Growing]) -> 
 
 
 def trouble(database: DatabaseSize, keep: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return a problem of retention and the advice for it; None if there is none."""
+    """Return a problem with the deletion of old runs and the advice for it: runs are kept for ever, or no sweep has
+    deleted old ones for a day (LATE). None if there is no problem."""
     days = keep[RUNS]
     if not days:
         return "runs are never deleted (ECLUSE_KEEP_RUNS_DAYS=0)", "set it to the number of days to keep runs"

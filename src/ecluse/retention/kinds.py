@@ -43,10 +43,11 @@ class Old(NamedTuple):
 
 @dataclass(frozen=True)
 class Aged:
-    """A kind of rows that are deleted by their age. `at` is the instant that the age of a row `t` counts from, `order`
-    an indexed column that grows with it, `where` the predicate of that index, `also` a further condition on old rows.
-    Where `at` changes, `order` grows with `began`, which is never after `at`: rows that began too late end the search.
-    `statement` replaces the plain DELETE and has the same parameters and columns."""
+    """A kind of rows that are deleted by their age. `at` is the SQL expression of the instant that the age of a row `t`
+    counts from, `order` an indexed column that grows with it, `where` the predicate of that index, `also` a further
+    condition that an old row must meet to be deleted. If `order` does not grow with `at`, it grows with `began`, which
+    is never later than `at`; the search ends at the first page in which no row began early enough. `statement` replaces
+    DELETE and has the same parameters and result columns."""
 
     name: str
     table: str
@@ -59,14 +60,14 @@ class Aged:
     statement: str = ""
 
     async def delete(self, connection: Connection, before: datetime, after: str | None, limit: int) -> Page:
-        """Delete the rows older than `before` of one page: the next `limit` rows after the place `after` (None: the
-        first ones)."""
+        """Read one page, the next `limit` rows after the place `after` (None: the first rows), and delete the rows in
+        it that are older than `before` and may be deleted."""
         given = {"before": before, "after": after or FIRST[self.type], "limit": limit}
         ((deleted, more, last),) = await fetch_rows(connection, self._sql(self.statement or DELETE), given)
         return Page(deleted, bool(more), last)
 
     async def count(self, connection: Connection, before: datetime) -> Old:
-        """Count the rows that are older than `before`."""
+        """Count the rows that are older than `before` and may be deleted."""
         (row,) = await fetch_rows(connection, self._sql(COUNT), {"before": before})
         return Old(*row)
 

@@ -79,8 +79,8 @@ class Pruned(NamedTuple):
 def job(
     flows: Mapping[str, Flow], rules: Sequence[Rule], *, first: float = FIRST_SECONDS, every: float = EVERY_SECONDS
 ) -> Job:
-    """Return the periodic job that deletes old rows by these rules, on one scheduler at a time; `first` and `every` are
-    its intervals, in seconds."""
+    """Return the periodic job that deletes old rows by these rules, on one scheduler at a time, `first` seconds after
+    the start of the process and then every `every` seconds."""
     pace = Pace()  # shared by all sweeps: a batch size that was too large is not tried again
 
     async def run(pool: Pool) -> None:
@@ -116,9 +116,9 @@ async def alone(connection: Connection) -> AsyncIterator[bool]:
 async def prune(
     connection: Connection, flows: Mapping[str, Flow], rules: Sequence[Rule], *, pace: Pace | None = None
 ) -> list[Pruned]:
-    """Delete all rows that are old enough by these rules; return what was deleted, by rule. A kind that the database
-    refuses to delete does not stop the others. The caller holds the lock (`alone`). Raises Busy if the database is
-    busy."""
+    """Delete all rows that are old enough by these rules; return what was deleted, by rule. If the database refuses to
+    delete a kind of rows, this is logged, the result lacks that rule, and the other kinds are deleted. The caller holds
+    the lock (`alone`). Raise Busy if a batch takes too long, psycopg.Error if the database is unavailable."""
     pace = pace or Pace()
     now = await fetch_now(connection)
     tables = own_tables(flows)
@@ -140,8 +140,8 @@ async def prune(
 
 @contextmanager
 def _apart(kind: str, pace: Pace) -> Iterator[None]:
-    """Confine an error to one kind: a statement that the database refuses, or cancels for its time, is logged and ends
-    this kind only. If the database is unavailable, the error is raised."""
+    """Confine an error to one kind of rows: a statement that the database refuses, or cancels because it takes too
+    long, is logged and ends this kind only. If the database is unavailable, the error is raised."""
     try:
         yield
     except psycopg.Error as error:
@@ -153,9 +153,9 @@ def _apart(kind: str, pace: Pace) -> Iterator[None]:
 
 
 def limits(flows: Mapping[str, Flow], rules: Iterable[Rule], now: datetime) -> Limits:
-    """Return, per flow, the age limit that the rules give at the instant `now`. Runs whose writes a vendor recognises
-    by key are kept at least as long as the vendor remembers the key: the event key of a deleted run can be used again,
-    and a new run under it would send the same keys."""
+    """Return, per flow, the instant before which a run must have ended to be deleted, by these rules at the instant
+    `now`. Runs whose writes a vendor recognises by key are kept at least as long as the vendor remembers the key: the
+    event key of a deleted run can be used again, and a new run under it would send the same keys."""
     before = {}
     for kind, keep, _ in rules:
         if isinstance(kind, Aged) or keep is None:

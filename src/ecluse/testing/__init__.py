@@ -41,8 +41,8 @@ class Engine:
     dsn: str
 
     def run(self, flow: Flow, *, max_wait: timedelta = MOST, **given: Any) -> Row:
-        """Start a run of the flow with this input and wait for its end. Return the run; its `outcomes` maps each target
-        to outcome and error code."""
+        """Start a run of the flow with this input and wait for its end, at most `max_wait`. Return the run, ended or
+        not; its `outcomes` maps each target to outcome and error code."""
         return asyncio.run(self._run(flow, max_wait, given))
 
     async def _run(self, flow: Flow, max_wait: timedelta, given: Row) -> Row:
@@ -69,7 +69,7 @@ class Engine:
             return connection.execute(sql, parameters or None).fetchall()  # type: ignore[arg-type, unused-ignore]
 
     def move_clock(self, by: timedelta) -> None:
-        """Move the time that Ecluse reads, in all processes that use this database."""
+        """Move the time that Ecluse reads forward, in all processes that use this database."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute('UPDATE clock_offset SET "offset" = "offset" + %s', (by,))
             connection.execute("SELECT pg_notify('ecluse_clock', '')")

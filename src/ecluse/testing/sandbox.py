@@ -25,7 +25,7 @@ class SandboxProcess:
     pid: int
 
     def ledger(self, vendor: str = "", kind: str = "", after: int = 0) -> list[dict[str, Any]]:
-        """Return every entry of the ledger that matches, read page by page."""
+        """Return the entries of the ledger with this vendor and kind, if given, and a number (`seq`) above `after`."""
         entries: list[dict[str, Any]] = []
         while True:
             query = urlencode({"vendor": vendor, "kind": kind, "after": after, "limit": PAGE})
@@ -61,7 +61,8 @@ class SandboxProcess:
 
 @contextlib.contextmanager
 def running_sandbox(seed: int = 1, faults: list[dict[str, Any]] | None = None) -> Iterator[SandboxProcess]:
-    """Start a sandbox on a free port for the duration of the context, and stop it at the end."""
+    """Start a sandbox on a free port, with this seed and these fault rules, and stop it at the end of the body. Raise
+    RuntimeError if it does not start."""
     with tempfile.TemporaryDirectory() as folder:
         faults_file = Path(folder, "faults.json")
         faults_file.write_text(json.dumps(faults or []))
