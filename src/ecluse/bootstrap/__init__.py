@@ -63,7 +63,8 @@ class Database:
 
 
 def open_database(settings: Settings) -> Database:
-    """Open the database in DATABASE_URL, or the embedded one. Blocking."""
+    """Open the database in DATABASE_URL or, if that is unset, the embedded one, which is started if needed. Blocking.
+    Raise SetUpError if it is unavailable or unsuitable."""
     if settings.DATABASE_URL:
         dsn = normalise(settings.DATABASE_URL)
         check(dsn)
@@ -79,7 +80,7 @@ def without_database(settings: Settings) -> Path | None:
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
-    """Return the folder of the log files of runs, by workflow; it need not exist."""
+    """Return the folders of the debug logs of runs, by workflow; they need not exist."""
     data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
@@ -97,8 +98,8 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Load the secret key; raise SetUpError if stored secrets were encrypted with another one. None: there is no key,
-    and no stored secret that would need one."""
+    """Load the secret key; for the embedded database, create one in the data directory if none is given. Return None if
+    there is no key. Raise SetUpError if stored secrets cannot be decrypted with the loaded keys."""
     from ecluse.access.secrets import check_fits, made_once  # only servers need ciphers
 
     if _key_of(settings, "ECLUSE_SECRET_KEY") is None and database.server is not None:
@@ -111,7 +112,8 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
 
 
 def load_secrets(settings: Settings, database: Database) -> Secrets | None:
-    """Load the secret key and, while it is being replaced, the old one; None if there is no key."""
+    """Load the secret key and, while it is being replaced, the old one; None if there is no key. No key is created, and
+    stored secrets are not checked."""
     from ecluse.access.secrets import Secrets, key_file
 
     key = _key_of(settings, "ECLUSE_SECRET_KEY")
@@ -196,7 +198,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
 
 
 def job_leasing(settings: Settings) -> Leasing:
-    """Return how the agents of this process's hosts hold jobs."""
+    """Return for how long an agent holds a job and a job waits for an agent, with the long polls of this process."""
     from ecluse.access.polls import Polls
     from ecluse.flows.jobs.sweeps import Leasing
 

@@ -60,7 +60,7 @@ def transcription_config(settings: Settings) -> Config:
 
 
 def vendor_setup(settings: Settings, secrets: Secrets | None = None) -> Setup:
-    """Return what the clients of vendors need; `secrets` decrypts the keys of connections and schedules."""
+    """Return the settings of the vendor clients; `secrets` decrypts the keys of connections and schedules."""
     from ecluse.flows.connections.clients import Access, Setup
     from ecluse.vendors.elevenlabs import Speech
     from ecluse.vendors.llm import Price, Prices
@@ -89,7 +89,8 @@ def vendor_setup(settings: Settings, secrets: Secrets | None = None) -> Setup:
 
 
 def vendors(settings: Settings, secrets: Secrets | None = None) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
-    """Return the `vendors` of the built-in flows that call any."""
+    """Return the factory of vendor clients for the built-in flows that call CRM, speech to text or the language model
+    (`Flow.vendors`)."""
     from ecluse.flows.connections.registry import Vendors
 
     return partial(Vendors, vendor_setup(settings, secrets))
@@ -158,7 +159,7 @@ def _audit(settings: Settings) -> Flow:
 
 
 def shops(settings: Settings, secrets: Secrets | None = None) -> Callable[[Clock], AbstractAsyncContextManager[Any]]:
-    """Return the `vendors` of the pricing flow."""
+    """Return the factory of shop clients for the pricing flow (`Flow.vendors`)."""
     from ecluse.flows.connections.shops import Shops
 
     return partial(Shops, vendor_setup(settings, secrets), settings.PRICING_CALL_TIMEOUT_SECONDS)
@@ -253,8 +254,8 @@ def lacking(settings: Settings) -> list[Lacking]:
 
 
 def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
-    """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError for one that cannot
-    be loaded, or a name that occurs twice."""
+    """Return the built-in flows, then those of other packages (`load_packages`). Raise SetUpError if a flow cannot be
+    loaded, or if two flows have the same name."""
     transcription = _transcription(settings)
     automation, pricing = _automation(settings, transcription), _pricing(settings)
     enriching = _enrichment(settings)
@@ -268,14 +269,16 @@ def load_flows(settings: Settings, extra: Sequence[str] = ()) -> list[Flow]:
 
 
 def load_packages(settings: Settings, extra: Sequence[str] = ()) -> list[Package]:
-    """Return the packages that are not built in: the installed ones, those of ECLUSE_FLOWS, then those in `extra`."""
+    """Return the packages that are not built in, each once: the installed ones (entry point `ecluse.flows`), those of
+    ECLUSE_FLOWS, then those in `extra`. Raise SetUpError if one cannot be loaded."""
     installed = {f"{one.value}": one.name for one in entry_points(group="ecluse.flows")}
     named = [name.strip() for name in settings.ECLUSE_FLOWS.split(",") if name.strip()]
     return [_load(name) for name in dict.fromkeys((*installed, *named, *extra))]
 
 
 def _load(name: str) -> Package:
-    """Import the package or the flow named `module:NAME`; raise SetUpError if that is not possible."""
+    """Import the package or the flow named `module:NAME`, also from the current directory; raise SetUpError if that is
+    not possible."""
     module, _, attribute = name.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # an installed script searches its own directory, not the current one

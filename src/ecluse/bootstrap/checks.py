@@ -32,7 +32,7 @@ def has_price(given: Settings, vendor: str, model: str) -> bool:
 
 
 def unpriced(given: Settings) -> list[str]:
-    """Say of the models that are in use which have no price, so that budgets count their calls as 0."""
+    """Return a sentence about each model in use that has no price, because budgets count its calls as 0."""
     found = []
     if given.LLM_API_KEY and given.LLM_MODEL and not has_price(given, "llm", given.LLM_MODEL):
         found.append(f"no price for {given.LLM_MODEL}: budgets count its audits as 0; set LLM_PRICES")

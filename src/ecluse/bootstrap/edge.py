@@ -1,4 +1,4 @@
-"""How many connections of clients a process takes: what its settings say, and what its file descriptors allow."""
+"""The number of client connections that a process accepts, from its settings and its limit of file descriptors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FEW = 500  # connections of clients: fewer are worth a warning
 
 
 def kept(given: Settings, roles: Collection[str], soft: int) -> int:
-    """Return how many of `soft` descriptors are kept for database, vendors and the process itself: what those may use,
-    but no more than half."""
+    """Return how many of `soft` descriptors are reserved for database, vendors and the process itself: as many as these
+    may use, but at most half."""
     return min(most_connections(roles, given.ECLUSE_DB_POOL) + given.ECLUSE_HANDS + SPARE, soft // 2)
 
 

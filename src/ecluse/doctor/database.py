@@ -36,8 +36,10 @@ async def check_database(
     key_ids: Sequence[str] = (),
     has_price: Callable[[str, str], bool] = lambda vendor, model: False,  # noqa: ARG005 - none is known
 ) -> list[Finding]:
-    """`pool` is the size of a replica's pool; `keep` has the knobs of retention, in days; `key_ids` are those of the
-    sealing keys here, the current one first; `has_price` says of a vendor's model whether a price is set."""
+    """Check the database and return the findings. If it is unavailable or its schema is not current, that is a finding,
+    and the remaining checks are left out. `pool` is the size of a replica's pool; `keep` maps the knobs of retention to
+    days; `key_ids` are the ids of the secret keys of this process, the current one first; `has_price` tells whether a
+    price is set for a vendor's model."""
     findings = []
     try:
         async with await open_session(dsn) as connection:

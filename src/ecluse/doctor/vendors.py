@@ -1,5 +1,5 @@
-"""Checks on vendors in the database: connections that are missing, keys that are refused, budgets that hold work or do
-not limit it."""
+"""Checks on vendors in the database: connections that are missing, keys that are refused, budgets that hold back items
+or do not count all calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ORDER BY 1
 
 
 async def _refused(connection: Connection) -> AsyncIterator[Finding]:
-    """Warn of lanes whose key the vendor refuses: no call has succeeded since."""
+    """Yield a warning for each lane whose key the vendor has refused in the last hour, without a success since."""
     for row in await rows_of(connection, REFUSED):
         says = (
             f"{row.name}: key refused, {row.calls} calls in the last hour, last at {row.last:%H:%M:%S%z}: {row.error}"
@@ -79,7 +79,8 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 
 async def budgets(has_price: Callable[[str, str], bool], connection: Connection) -> AsyncIterator[Finding]:
-    """Warn of budgets that do not limit all calls, because a model has no price."""
+    """Yield a warning if budgets count calls of the last 31 days as 0 because their model has no price, else the number
+    of budgets."""
     ((count,),) = await rows_of(connection, "SELECT count(*) FROM budgets")
     if rows := [row for row in await rows_of(connection, UNPRICED) if not has_price(row.vendor, row.model)]:
         models = ", ".join(f"{row.vendor} {row.model}" for row in rows)

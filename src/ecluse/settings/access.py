@@ -12,7 +12,7 @@ from ecluse.settings.flows import at_least
 
 
 class AccessKnobs(BaseSettings):
-    """What API keys, the sealing key and mails are limited by."""
+    """The knobs of API keys, of the replacement of the secret key, and of mails."""
 
     ECLUSE_SECRET_KEY_OLD: SecretStr | None = Field(
         None,

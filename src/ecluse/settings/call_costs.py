@@ -1,4 +1,5 @@
-"""The knobs of prices: what paid calls cost, by vendor and model. All amounts are in one currency."""
+"""The knobs of the cost of paid calls: prices by vendor and model, and what is reserved in budgets. All amounts are in
+one currency."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ecluse.settings.flows import at_least
 
 
 def priced(value: str, parts: int) -> dict[str, tuple[Decimal, ...]]:
-    """Return the prices by model of a list `model=price,…` whose prices have so many `parts`, separated by slashes;
-    raise ValueError if it is not one."""
+    """Parse a list `model=price,…` and return the prices by model. Each price has `parts` numbers, separated by
+    slashes. Raise ValueError if an entry has another form or a negative number."""
     found: dict[str, tuple[Decimal, ...]] = {}
     for one in filter(None, (part.strip() for part in value.split(","))):
         model, _, price = one.rpartition("=")
@@ -37,7 +38,7 @@ def _list_of(parts: int) -> AfterValidator:
 
 
 class PriceKnobs(BaseSettings):
-    """The knobs of prices."""
+    """The knobs of the cost of paid calls."""
 
     LLM_PRICES: Annotated[str, _list_of(2)] = Field(
         "",
@@ -64,10 +65,10 @@ class PriceKnobs(BaseSettings):
 
     @property
     def llm_prices(self) -> dict[str, tuple[Decimal, ...]]:
-        """Prices of input and output by model."""
+        """Prices of a million tokens of input and of output, by model."""
         return priced(self.LLM_PRICES, 2)
 
     @property
     def speech_prices(self) -> dict[str, Decimal]:
-        """Prices per minute by model."""
+        """Prices of a minute of audio, by model."""
         return {model: price for model, (price,) in priced(self.ELEVENLABS_PRICES, 1).items()}

@@ -11,7 +11,7 @@ from ecluse.settings.flows import at_least
 
 
 class EnrichmentKnobs(BaseSettings):
-    """Registers of companies, and how long what they say is used."""
+    """The knobs of company enrichment: the registers, and how long their data are used."""
 
     RECHERCHE_ENTREPRISES_BASE_URL: str = Field(
         "https://recherche-entreprises.api.gouv.fr",
@@ -58,5 +58,5 @@ class EnrichmentKnobs(BaseSettings):
     )
     ENRICHMENT_PARTIAL_RETRY_HOURS: Annotated[float, at_least(0)] = Field(
         24,
-        description="Time after which a job is repeated whose optional source failed for a passing reason. Minimum 0.",
+        description="Time after which a job is repeated if an optional source failed temporarily. Minimum 0.",
     )

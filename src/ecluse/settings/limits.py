@@ -17,7 +17,7 @@ def _most(default: int, description: str) -> Any:
 
 
 class LimitKnobs(BaseSettings):
-    """What a key or a tenant may use; beyond it requests are answered 429."""
+    """The limits of an API key and of a tenant; requests beyond a limit are answered 429."""
 
     ECLUSE_LIMIT_KEY_REQUESTS: Most = _most(
         6_000,

@@ -22,8 +22,8 @@ class PricingKnobs(BaseSettings):
     PRICING_CALL_TIMEOUT_SECONDS: Annotated[float, at_least(0.1)] = Field(
         30,
         le=600,
-        description="Time limit of a call to a shop. What became of a price whose call was cut off is read back after "
-        "twice that time. Minimum 0.1.",
+        description="Time limit of a call to a shop. If a call that sets a price is cut off, the price is read back "
+        "after twice that time. Minimum 0.1.",
     )
     PRICING_TARGET_TIMEOUT_SECONDS: Annotated[float, at_least(1)] = Field(
         900,

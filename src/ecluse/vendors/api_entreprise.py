@@ -1,5 +1,5 @@
-"""Client of API Entreprise: the extract of the trade register (RCS). For administrations and their publishers only, who
-say with each call for whom, in which context and for what they ask."""
+"""Client of API Entreprise: the extract of the trade register (RCS). Open to administrations and their software
+publishers only; each call declares the recipient, the context and the object of the request."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Answer(Part):
 
 
 class ApiEntreprise(Register):
-    """The register of the commercial courts."""
+    """Client of the register of the commercial courts (RCS)."""
 
     source = Source.RCS
     knobs = "API_ENTREPRISE_TOKEN"
@@ -98,7 +98,7 @@ class ApiEntreprise(Register):
         http.hide(token)
 
     def on_behalf_of(self, recipient: str) -> ApiEntreprise:
-        """Return the same client with another recipient."""
+        """Return a client for another recipient (a SIRET) that shares the HTTP client and the token."""
         return ApiEntreprise(self.http, self._token, self._purpose._replace(recipient=recipient), **self._given)
 
     async def facts(self, siren: str) -> Facts:

@@ -55,7 +55,8 @@ class AudioSource:
 
 
 def file_name(url: str) -> str:
-    """Return a name for the file at this URL: the last part of its path, reduced to safe characters."""
+    """Return a name for the file at this URL: the last part of its path, without unsafe characters and cut to its last
+    100; `recording` if nothing is left."""
     name = PurePosixPath(unquote(urlsplit(url).path, errors="replace")).name
     plain = "".join(character for character in name if character.isalnum() or character in "._-")
     return plain[-100:] or "recording"

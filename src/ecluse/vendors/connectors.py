@@ -28,7 +28,8 @@ async def opened(
     now: Callable[[], datetime],
     deadline: float = 30.0,
 ) -> AsyncIterator[Shop]:
-    """Open a client of a shop for the duration of the context."""
+    """Open a client of the shop at `base_url` for the duration of the context. Raise `PermanentError` FORBIDDEN_URL if
+    the URL is refused. `allowed_networks` are private networks that may be reached; `deadline`: seconds per call."""
     kind, guard = CONNECTORS[connector], GuardedHttp(allowed_networks)
     try:
         resolver = guard.resolver(base_url)

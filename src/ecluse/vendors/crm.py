@@ -113,7 +113,7 @@ class FicheAnswer(BaseModel):
 
 
 class Crm:
-    """Client of the CRM. Without a URL (`http` None) or a key each call raises NOT_CONFIGURED. `names`: of the settings
+    """Client of the CRM. Without a URL (`http` None) or a key each call raises NOT_CONFIGURED. `names`: the settings
     that errors advise to change."""
 
     def __init__(self, http: VendorHttp | None, api_key: str | None, names: Names = NAMES) -> None:
@@ -124,7 +124,7 @@ class Crm:
             http.hide(api_key)
 
     async def ping(self) -> None:
-        """Make a cheap call with the key, to find out whether the CRM accepts it."""
+        """Make a cheap call with the key; raise a `VendorError` if the CRM does not accept it, or is unavailable."""
         await self.sales(NO_SALES, deadline=PING_SECONDS)
 
     async def sales(self, day: date, *, deadline: float | None = None) -> Sales:
@@ -147,7 +147,8 @@ class Crm:
         return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str) -> FicheDetails:
-        """Return one fiche with its recordings. Raises `PermanentError` NOT_FOUND if the CRM does not know it."""
+        """Return one fiche with its recordings, each call once. Raise `PermanentError` NOT_FOUND if the CRM does not
+        know the fiche, another `VendorError` if the call fails or the answer is incomplete."""
         http, headers = self._ready()
         if not fiche_id.strip("."):
             raise PermanentError(f"crm: {fiche_id!r} cannot be the id of a fiche", code=NOT_FOUND)

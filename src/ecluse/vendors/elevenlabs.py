@@ -50,7 +50,8 @@ class Transcript(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """The length of the recording, as far as the answer says."""
+        """The length of the recording in seconds, as the answer states it, else the end of the last word; None if
+        neither is known."""
         return self.audio_duration_secs or max((word.end for word in self.words if word.end is not None), default=None)
 
 
@@ -67,7 +68,7 @@ class SpeechAnswer(RootModel[Transcript | Channels]):
 
 
 class User(BaseModel):
-    """The account of a key; nothing of it is used."""
+    """The account of a key; none of its fields is read."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class ElevenLabs:
         http.hide(api_key)
 
     async def ping(self) -> None:
-        """Make a cheap call with the key, to find out whether the provider accepts it. A key that is limited to speech
-        to text may not read its account, but is known."""
+        """Make a cheap call with the key; raise a `VendorError` if the provider does not accept it, or is unavailable.
+        A key that may not read its account, because it is limited to speech to text, counts as accepted."""
         headers, explained = self._headers(), partial(explain, source_url="", names=self._names)
         try:
             await self._http.call("GET", "/v1/user", User, headers=headers, explain=explained, deadline=PING_SECONDS)
@@ -102,7 +103,8 @@ class ElevenLabs:
                 raise
 
     async def transcribe(self, *, source_url: str | None = None, file: Audio | None = None) -> Transcript:
-        """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded `file`."""
+        """Transcribe either a recording that the vendor downloads (`source_url`) or an uploaded `file`. Raise
+        ValueError if neither is given."""
         headers = self._headers()
         form: dict[str, str | Audio] = {
             "model_id": self.wanted.model,
@@ -136,7 +138,7 @@ class ElevenLabs:
 
 
 def joined(channels: Channels) -> Transcript:
-    """Merge the transcripts of the channels into one, in the order of time."""
+    """Merge the transcripts of the channels into one, in the order of time; speakers are named by their channel."""
     placed: list[tuple[float, Word]] = []
     for number, transcript in enumerate(channels.transcripts):
         at = 0.0

@@ -86,7 +86,7 @@ class Reply:
 
 @cache  # the check of 65,535 ports takes milliseconds, and a server has many clients
 def _policies(networks: tuple[IPv4Network | IPv6Network, ...]) -> tuple[Policy, Policy]:
-    """Return the policies for any network and for the allowed ones, of which any port may be reached."""
+    """Return two policies: one for all networks, at ports 80 and 443, and one for the allowed networks, at any port."""
     return (
         Policy(allowed_networks=networks, allowed_ports=PORTS, denied_networks=DENIED),
         Policy(allowed_networks=networks, allowed_ports=ANY_PORT, denied_networks=ELSEWHERE),
@@ -127,8 +127,8 @@ class GuardedHttp:
         return None
 
     def resolver(self, url: str) -> AbstractResolver:
-        """Return a resolver for a client of this base URL, which refuses a host name that leads to an address that must
-        not be reached. Raises `PermanentError` FORBIDDEN_URL if the URL itself is refused."""
+        """Return a resolver for a client of this base URL. Raise `PermanentError` FORBIDDEN_URL if the URL itself is
+        refused; the resolver raises it if the host name resolves to an address that must not be reached."""
         try:
             policy = self._judge(url)
         except ForbiddenUrl as exc:
@@ -138,12 +138,14 @@ class GuardedHttp:
     async def get(
         self, url: str, *, largest: int, deadline: float | None = None, into: IO[bytes] | None = None
     ) -> Reply:
-        """Send a GET and follow redirects. Raise `PermanentError` ANSWER_TOO_LARGE if the answer has more than
+        """Send a GET, follow at most REDIRECTS redirects, and return the answer, whatever its status. Raise a
+        `VendorError` if there is none, FORBIDDEN_URL if the URL is refused, ANSWER_TOO_LARGE if a success has more than
         `largest` bytes. The body of a success is written to `into` if given, and is not in the reply."""
         return await self._request("GET", url, largest, REDIRECTS, deadline, into)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, deadline: float | None = None) -> Reply:
-        """Send a POST without following redirects: the user who entered the URL decides where it goes."""
+        """Send a POST and return the answer, whatever its status; raise a `VendorError` if there is none. Redirects are
+        not followed: the user who entered the URL decides where it goes."""
         return await self._request("POST", url, LARGEST_REFUSAL, 0, deadline, None, content=body, headers=headers)
 
     async def close(self) -> None:
@@ -193,7 +195,8 @@ class GuardedHttp:
             raise failure(subject, exc, sent, deadline) from exc
 
     def _judge(self, url: str) -> Policy:
-        """Check a URL without resolving its host name, and return the policy for its port."""
+        """Check a URL without resolving its host name, and return the policy for its port; raise ForbiddenUrl if the
+        URL is refused."""
         try:
             httpx.URL(url)
             parts = urlsplit(url)
@@ -269,14 +272,15 @@ class GuardedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the resolver holds no connection."""
 
 
 async def read(
     subject: str, response: httpx.Response, largest: int, into: IO[bytes] | None = None, *, cut: bool
 ) -> Reply:
-    """Read the body of a response, at most `largest` bytes. With `cut`, the rest of a larger body is dropped; without,
-    it raises ANSWER_TOO_LARGE. The body of a success is written to `into` if given."""
+    """Read the body of a response, at most `largest` bytes, and return the reply. A larger body raises
+    ANSWER_TOO_LARGE; with `cut`, or if the status is not 2xx, it is cut off at LARGEST_REFUSAL at the latest. The body
+    of a success is written to `into` if given and not `cut`."""
     cut = cut or not response.is_success
     largest = min(largest, LARGEST_REFUSAL) if cut else largest
     body, written = bytearray(), 0

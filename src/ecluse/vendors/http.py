@@ -6,7 +6,8 @@ and an escaped NUL is replaced by U+FFFD.
 A failure is classified by whether the request may have reached the vendor. If it was never sent it is a `NotSentError`;
 once it was sent, only a refusal by the vendor proves that nothing was done.
 
-No answer and no error has a key of the client in it (`hide`), nor what looks like another secret.
+The keys of the client (`hide`) are removed from every answer and error; error messages also lack text that looks like
+another secret.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class FilePart:
 
 
 class Kept(IOBasePayload):
-    """A file that its caller closes: aiohttp would close it in a thread, at any time after the call."""
+    """Payload of a file that the caller closes. aiohttp itself would close it in a thread, at any time after the
+    call."""
 
     def _close(self) -> None:
         self._consumed = True
@@ -131,11 +133,11 @@ class VendorHttp:
         self._turnstile = Turnstile(A_PASS)
 
     def hide(self, key: str | None) -> None:
-        """Remove this key from all answers and errors from now on."""
+        """Remove this key from all answers and errors from now on; None and very short keys are ignored."""
         self._hidden.add(key)
 
     def said(self, text: str) -> str:
-        """Return what the vendor said as messages may quote it: without secrets."""
+        """Return a text of the vendor without secrets, so that messages may quote it."""
         return self._hidden.in_text(text)
 
     async def call(
@@ -152,8 +154,9 @@ class VendorHttp:
         explain: Explain | None = None,
     ) -> M:
         """Send one request and return its answer as `model`; raise a `VendorError` if it fails. `path` starts with a
-        slash, has its data quoted, and appears in messages; the query does not. A form is sent as multipart. `explain`
-        may replace the error of a refusal by one that interprets this vendor's codes."""
+        slash, has its data quoted, and appears in messages; the query does not. A form is sent as multipart.
+        `deadline`, in seconds, replaces the client's. `explain` may replace the error of a refusal by one that
+        interprets this vendor's codes."""
         deadline = self._deadline if deadline is None else deadline
         session = self._session or self._open()
         await self._turnstile.go_through()
@@ -233,8 +236,9 @@ class VendorHttp:
 def refusal(
     subject: str, status: int, headers: Mapping[str, str], answer: bytes | bytearray, now: datetime
 ) -> VendorError:
-    """Return the error for an answer with this status (not 2xx). `now` is used if Retry-After is a date and the answer
-    has no Date header."""
+    """Return the error for an answer with this status (not 2xx): transient for 408, 425, 429 and 5xx, else permanent.
+    `subject` names the request in the message; `now` is used if Retry-After is a date and the answer has no Date
+    header."""
     error = _refusal(subject, status, headers, answer, now)
     error.status = status
     return error
@@ -277,8 +281,8 @@ def multipart(form: Mapping[str, str | FilePart]) -> FormData:
 
 
 def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline: float) -> TransientError:
-    """Return the error for a missing or incomplete answer. `sent`: the request may have reached the vendor. aiohttp's
-    error texts are left out: they may quote the URL, and secrets in it."""
+    """Return the error for a missing or incomplete answer. `sent`: the request may have reached the vendor; `deadline`:
+    that of the call, in seconds. aiohttp's error texts are left out: they may quote the URL, and secrets in it."""
     timed_out, origin = isinstance(exc, TimeoutError), exc.__cause__ or exc
     what = "time-out" if timed_out else getattr(origin, "strerror", None) or type(origin).__name__
     if sent and not timed_out and isinstance(exc, aiohttp.ClientResponseError):
@@ -287,8 +291,9 @@ def failure(subject: str, exc: ClientError | TimeoutError, sent: bool, deadline:
 
 
 def no_answer(subject: str, what: str, *, sent: bool, deadline: float | None) -> TransientError:
-    """Return the error for a missing answer; `what` names the cause. `deadline`: the deadline that has passed; None if
-    the connection failed."""
+    """Return the error for a request without an answer: a `NotSentError` unless `sent` (the request may have reached
+    the vendor). `subject` and `what` name the request and the cause in the message. `deadline`: the deadline that has
+    passed, in seconds; None if the connection failed."""
     if not sent:
         return NotSentError(storable(f"{subject}: not sent: {what}"))
     if deadline is not None:
@@ -309,7 +314,7 @@ def first_problem(exc: ValidationError, whole: str = "it") -> str:
 
 
 def excerpt(answer: bytes | bytearray) -> str:
-    """Return the beginning of an answer as text, for messages."""
+    """Return the first EXCERPT characters of an answer as text, for messages."""
     # A character has at most four bytes: cutting first avoids decoding megabytes.
     return storable(answer[: 4 * EXCERPT].decode("utf-8", "replace"), EXCERPT)
 

@@ -48,7 +48,8 @@ class Person(CamelCase):
     nationalite: str | None = None
 
     def fact(self, role: str | None) -> Facts:
-        born = (self.date_de_naissance or "")[:7] or None  # some entries have the day, which is nobody's business
+        # Year and month only: the day of birth is personal data and is not kept.
+        born = (self.date_de_naissance or "")[:7] or None
         names = joined(*self.prenoms)
         return person(last_name=self.nom, first_names=names, role=role, born=born, nationality=self.nationalite)
 
@@ -135,7 +136,7 @@ class Company(CamelCase):
 
 
 class InpiRne(Register):
-    """The register of legal details. One client per process, so that all calls share its log-in."""
+    """Client of INPI's register. One client per process, so that all calls share its log-in."""
 
     source = Source.INPI
     knobs = "INPI_USERNAME and INPI_PASSWORD"
@@ -190,8 +191,8 @@ class InpiRne(Register):
         return await self.ask("GET", f"/api/companies/{siren}", Company, headers=headers)
 
     async def _logged_in(self, *, after: int) -> int:
-        """Log in, unless there was a log-in after the one of this number; return the number of the last one. One log-in
-        at a time: the others wait for it and use its token."""
+        """Log in, unless there was a log-in since the one with the number `after` (0: before the first); return the
+        number of the last one. One log-in at a time: other calls wait for it and use its token."""
         async with self._turn:
             if self._log_ins == after:
                 token = (await self.ask("POST", "/api/sso/login", LogIn, json=self._credentials)).token
@@ -203,5 +204,6 @@ class InpiRne(Register):
 
 
 def year_end(text: str | None) -> str | None:
-    """Return the end of the fiscal year as month and day: INPI writes 3112 for 12-31."""
+    """Return the end of the fiscal year as month and day: INPI writes 3112 for 12-31. Any other text is returned
+    unchanged."""
     return f"{text[2:]}-{text[:2]}" if text and len(text) == 4 and text.isdigit() else text

@@ -63,7 +63,7 @@ class ChatAnswer(BaseModel):
 
 
 class Models(BaseModel):
-    """The models that a key may use; nothing of them is used."""
+    """The models that a key may use; none of its fields is read."""
 
 
 class Price(NamedTuple):
@@ -81,7 +81,7 @@ class Prices(NamedTuple):
     output_tokens: int = 4_000
 
     def cost(self, model: str, input_tokens: int, output_tokens: int) -> Decimal | None:
-        """Return the price of a call; None if the model has none."""
+        """Return the cost of a call with these numbers of tokens, rounded up; None if the model has no price."""
         price = self.models.get(model, self.other)
         if price is None:
             return None
@@ -120,17 +120,17 @@ class Llm:
         http.hide(self._api_key)
 
     async def ping(self) -> None:
-        """Make a cheap call with the key, to find out whether the vendor accepts it. Raise
+        """Make a cheap call with the key; raise a `VendorError` if the vendor does not accept it, or is unavailable:
         NOT_CONFIGURED if the client has no key or no model of its own, even if audits name models."""
         headers, explained = self._headers(self._model), partial(explain, names=self._names)
         await self._http.call("GET", "/models", Models, headers=headers, explain=explained, deadline=PING_SECONDS)
 
     def chosen(self, model: str | None) -> str:
-        """Return the model that is asked if `model` is wanted; empty if none is configured."""
+        """Return the model that a call with `model` uses: that one or, if None, the client's own; empty without one."""
         return model or self._model or ""
 
     def most(self, model: str | None, *texts: str) -> Decimal | None:
-        """Return what a call with these texts may cost; None if its model has no price."""
+        """Return an upper bound of the cost of a call with these texts; None if its model has no price."""
         tokens = sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN + FRAMING
         return self._prices.cost(self.chosen(model), tokens, self._prices.output_tokens)
 
@@ -146,7 +146,8 @@ class Llm:
     ) -> Completion[R]:
         """Ask the model, with a `system` and a `user` message, for an answer of the JSON `schema`. `read` converts the
         parsed JSON, and raises ValueError if it is not of the schema. `name` is sent as the request id by which the
-        vendor's support can find this call. `model` replaces the general one."""
+        vendor's support can find this call. `model` replaces the client's own. Raise a `VendorError` for an unusable
+        answer, with its cost."""
         chosen = self.chosen(model)
         headers = self._headers(chosen)
         wanted = {"type": "json_schema", "json_schema": {"name": NAME, "strict": True, "schema": schema}}

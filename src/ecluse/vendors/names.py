@@ -1,5 +1,5 @@
-"""How errors name the settings of a client that an operator would change: those of the server, of a connection, or of a
-schedule."""
+"""Names of the settings of a client, by which errors say what an operator has to change: settings of the server, of a
+connection, or of a schedule."""
 
 from __future__ import annotations
 

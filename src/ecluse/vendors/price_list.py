@@ -67,8 +67,9 @@ class PriceList:
         return await self._http.call("GET", f"/articles/{quote(sku, safe='')}", Article)
 
     async def set_price(self, sku: str, price: Decimal, *, version: int, idempotency_key: str) -> Article:
-        """Set the price if the article is still at this version, so that a concurrent change is not overwritten. The
-        vendor does not deduplicate by the key; it only records the write under it."""
+        """Set the price if the article is still at this version, and return the article. Raise `PermanentError`
+        PRECONDITION_FAILED if it has changed, so that a concurrent change is not overwritten. The vendor does not
+        deduplicate by the key; it only records the write under it."""
         path = f"/articles/{quote(sku, safe='')}/price"
         headers = {"If-Match": f'"{version}"', "Idempotency-Key": idempotency_key}
         return await self._http.call("PUT", path, Article, json={"price": as_text(price)}, headers=headers)

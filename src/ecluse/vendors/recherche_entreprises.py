@@ -84,7 +84,7 @@ class Results(Part):
 
 
 class RechercheEntreprises(Register):
-    """The register that must answer: a company has its identity from here."""
+    """Client of the search of companies, the required register: the identity of a company comes from it."""
 
     source = Source.SEARCH
 

@@ -1,5 +1,5 @@
-"""What the registers of companies have in common: their names, the canonical error codes, and the facts of a company as
-every register tells them.
+"""The common part of the registers of companies: their names, the canonical error codes, and the form of the facts that
+every client returns.
 
 An error of a register has a text of ours: an answer may hold personal data, and is never quoted.
 """
@@ -19,7 +19,7 @@ Facts = dict[str, Any]  # field of the company card → value; fields without a 
 
 
 class Part(BaseModel):
-    """Part of an answer of a register: what is null counts as missing, at every level."""
+    """Part of an answer of a register. Fields that are null count as missing, at every level."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,8 +102,8 @@ def refused(
     why: str = "unreadable",
     retry_after: float | None = None,
 ) -> VendorError:
-    """Return the error of a register for a canonical code: transient exactly if the code is retryable. `knobs`: the
-    settings with the credentials; `why`: what is wrong with an answer."""
+    """Return the error of a register for a canonical code: transient if the code is in RETRYABLE, else permanent.
+    `knobs`: the settings with the credentials; `why`: what is wrong with an answer; `retry_after`: seconds."""
     message = f"{source}: {MESSAGES[code].format(knobs=knobs, why=why)}"
     error: VendorError
     if code in RETRYABLE:
@@ -115,8 +115,8 @@ def refused(
 
 
 class Register:
-    """One register behind its HTTP client: calls it and classifies its failures. `knobs` names the settings with its
-    credentials; `longest_wait`: a Retry-After of more seconds is not heeded."""
+    """Client of one register, which calls it and classifies its failures. `knobs` names the settings with its
+    credentials; a Retry-After of more than `longest_wait` seconds is ignored."""
 
     source: Source
     knobs = ""
@@ -126,7 +126,8 @@ class Register:
         self._longest_wait = longest_wait
 
     async def facts(self, siren: str) -> Facts:
-        """Return what the register knows of a company. Raises a VendorError with a canonical code."""
+        """Return the facts that the register has about a company; raise a VendorError with a canonical code if the call
+        fails or the register does not know the company."""
         raise NotImplementedError
 
     async def ask(self, method: str, path: str, model: type[M], **given: Any) -> M:
@@ -141,14 +142,15 @@ class Register:
             raise refused(self.source, code, error.status, knobs=self.knobs, retry_after=wait) from None
 
     def of(self, siren: str, answered: str | None, facts: Facts) -> Facts:
-        """Return the facts that have a value. Raise INVALID_RESPONSE if they are those of another company."""
+        """Return the facts that have a value. Raise INVALID_RESPONSE if `answered`, the number in the answer, is not
+        the `siren` asked for."""
         if answered != siren:
             raise refused(self.source, ErrorCode.INVALID_RESPONSE, 200, why="it is about another company")
         return {name: value for name, value in facts.items() if value not in (None, "", [], {})}
 
 
 def joined(*parts: str | None) -> str | None:
-    """Return the parts of an address or a name that are there, as one text."""
+    """Join the parts of an address or a name that are not blank; None if all are."""
     return " ".join(part.strip() for part in parts if part and part.strip()) or None
 
 
@@ -160,7 +162,7 @@ def person(
     born: str | None,
     nationality: str | None = None,
 ) -> Facts:
-    """Return a director who is a natural person; `born` is a month or a year."""
+    """Return the facts about a director who is a natural person; `born` is a month or a year."""
     return {
         "type": "person",
         "last_name": last_name,
@@ -172,5 +174,5 @@ def person(
 
 
 def organisation(*, name: str | None, siren: str | None, role: str | None) -> Facts:
-    """Return a director that is a company."""
+    """Return the facts about a director that is a company."""
     return {"type": "organisation", "name": name, "siren": siren, "role": role}

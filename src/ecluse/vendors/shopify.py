@@ -1,7 +1,7 @@
 """Client of Shopify's GraphQL Admin API.
 
-Shopify answers many refusals with status 200 and `errors`, so the body is judged first; `THROTTLED` in such an answer
-and a real 429 are the same error here. Every answer shows the cost bucket of the shop, which is kept for the caller.
+Shopify answers many refusals with status 200 and `errors`; `THROTTLED` in such an answer and a real 429 are the same
+error here. Every answer shows the cost bucket of the shop, which is kept for the caller (`throttle`).
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class Shopify:
         return found
 
     async def _ask(self, kind: type[_Envelope[D]], query: str, variables: Mapping[str, Any], key: str = "") -> D:
-        """Send a document and return its data. Raise the VendorError of an answer with errors."""
+        """Send a GraphQL document and return the data of its answer. Raise a VendorError if the call fails or the
+        answer has errors. `key`: the idempotency key, if any."""
         headers = {"Idempotency-Key": key} if key else None
         path = f"/admin/api/{VERSION}/graphql.json"
         asked = {"query": query, "variables": variables}
@@ -262,7 +263,8 @@ class Shopify:
 
 
 def _of_shop(error: VendorError, _: bytes) -> VendorError:
-    """Return the error of a refusal by its status, with what to do if the whole shop refuses."""
+    """Return the error of a refused call, with the code and advice of OF_SHOP if its status means that the whole shop
+    refuses."""
     found = OF_SHOP.get(error.status or 0)
     return error if found is None else error.explained(f"{error.message} ({found[1]})", code=found[0])
 

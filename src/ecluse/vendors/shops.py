@@ -1,5 +1,5 @@
-"""What every connected shop can do: pages of its catalogue, prices read, prices written. One connector per kind of shop
-(`shopify.py`, `price_list.py`) speaks a vendor's protocol; the pricing flow knows this one only.
+"""The interface of a connected shop: read its catalogue by pages, read prices, write prices. One connector per kind of
+shop (`shopify.py`, `price_list.py`) speaks the vendor's protocol; the pricing flow knows only this interface.
 
 Another kind of shop is another class with these methods and a line in `CONNECTORS` of `connectors.py`.
 Amounts are minor units of the shop's currency.
@@ -20,7 +20,8 @@ CRITICAL = frozenset({"UNAUTHORIZED", "FORBIDDEN", "ACCESS_DENIED", "SHOP_FROZEN
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What has a price of its own: a variant of a product, or an article. `cost`: what it costs the shop, if known."""
+    """A variant of a product, or an article: anything with a price of its own. `cost`: the shop's own cost, None if
+    unknown."""
 
     id: str
     product: str
@@ -33,7 +34,8 @@ class Variant:
 
 
 class ShopCostBucket(NamedTuple):
-    """The cost bucket of a shop after a call, in points, and what that call cost."""
+    """The cost bucket of a shop after a call, in points: the points available, the capacity, the points restored per
+    second, and the cost of that call."""
 
     available: float
     largest: float
@@ -49,7 +51,7 @@ class ShopFacts(NamedTuple):
 
 
 class CataloguePage(NamedTuple):
-    """A page of the catalogue; `cursor` is that of the next page, None after the last."""
+    """A page of the catalogue; `cursor` leads to the next page and is None on the last page."""
 
     variants: Sequence[Variant]
     cursor: str | None
@@ -67,21 +69,21 @@ class Shop(Protocol):
 
     @staticmethod
     def headers(token: str) -> Mapping[str, str]:
-        """Return the headers of every request that prove the access token."""
+        """Return the headers that authenticate every request with the access token."""
 
     async def facts(self) -> ShopFacts:
-        """Return name and currency, by a cheap call, which tests the credentials."""
+        """Return name and currency of the shop. A cheap call, which also tests the credentials."""
 
     async def catalogue(self, cursor: str | None, *, tag: str | None = None, costs: bool = False) -> CataloguePage:
-        """Return a page of the catalogue: of the variants with this tag, if given, and if the shop can search for it;
-        with what they cost, if `costs`."""
+        """Return the page of the catalogue at `cursor` (None: the first). `tag`: only variants with this tag, if the
+        shop can search for tags; `costs`: with the shop's own costs."""
 
     async def prices(self, ids: Sequence[str]) -> Mapping[str, int]:
-        """Return the present prices by id; an id that does not exist is left out."""
+        """Return the current prices of at most `most_read` variants, by id; an id that does not exist is left out."""
 
     async def set_prices(self, product: str, prices: Mapping[str, int], *, key: str) -> Mapping[str, int | VendorError]:
-        """Set prices of variants of one product in one call. Return by id the price that the shop answered, or the
-        error of a variant that the shop refused alone; what became of an id that is left out is not known. `key` is the
+        """Set prices of variants of one product in one call. Return, by id, the price that the shop answered, or the
+        error of a variant that the shop refused alone; the result of an id that is left out is unknown. `key` is the
         idempotency key, for shops that record it."""
 
 
