@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def enrol(server: Server, store: Store, token_file: Path | None) -> None:
-    """Set the credential of `server`: the kept one, or one for a token that was not used before."""
+    """Set the server's credential: the kept one, or one for a new token. Raise ValueError if there is neither."""
     kept, backoff = store.credential(), Backoff()
     token = token_file.read_text().strip() if token_file is not None else ""
     if kept is None and not token:
@@ -67,7 +67,7 @@ def enrol(server: Server, store: Store, token_file: Path | None) -> None:
 
 
 def _leave(failed: threading.ExceptHookArgs) -> None:
-    """End the process if a thread fails, such as on a full disk: a new one reports what is kept."""
+    """End the process with code 1 if a thread fails, such as on a full disk; a restart reports the kept results."""
     sys.__excepthook__(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     os._exit(1)
 

@@ -34,7 +34,7 @@ class Attempt:
         self._unsent, self._sent, self._room, self._tail = "", 0, 0, ""
 
     def run(self) -> Json:
-        """Run the job; return what is to be reported: the result, and the part of the log that was not sent."""
+        """Run the job; return the report to be sent: its fence, the result, and the part of the log not sent yet."""
         keeping = threading.Thread(target=self._keep)
         keeping.start()
         result = self._result()
@@ -85,7 +85,7 @@ class Attempt:
             self._tail = (self._tail + kept)[-TAIL:]
 
     def _keep(self) -> None:
-        """Renew the lease at a third of it, sooner after a failure, and send the log, until the job is over."""
+        """Send the log, and renew the lease after a third of its time, until the job is over; stop it if refused."""
         renew_at, backoff = time.monotonic() + self._lease / 3, Backoff(longest=self._lease / 10)
         while not self._over.wait(min(LOG_SECONDS, max(0.0, renew_at - time.monotonic()))):
             try:

@@ -1,5 +1,5 @@
-"""The program of job type http: makes the call that it reads on stdin, writes status and body of the answer to stdout.
-Exit code 0: the status is 2xx. It is a process, so that a call that hangs is stopped like every other job."""
+"""The program of job type http: makes the call that it reads from stdin, writes status and body of the answer to
+stdout. Exit code 0: the status is 2xx. It is a process, so that a call that hangs is stopped like every other job."""
 
 import http.client
 import json

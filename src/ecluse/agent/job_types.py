@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 
 def program_of(types: dict[str, JobType], name: str, payload: Any) -> Program:
-    """Return the program that this job runs. Raise Rejected if the file does not allow it, or the payload is wrong."""
+    """Return the program that this job runs. Raise Rejected if the agent's file or the payload does not allow it."""
     if name not in types:
         raise Rejected("UNKNOWN_TYPE", f"The agent's file has no job type {name!r} (known: {', '.join(types)}).")
     if not isinstance(payload, dict):
@@ -45,7 +45,7 @@ def program_of(types: dict[str, JobType], name: str, payload: Any) -> Program:
 
 
 def _shell(allowed: JobType, payload: dict[str, Any]) -> Program:
-    """Run `command`, a list or text that is split as a shell splits words; no shell interprets it."""
+    """Return the program of `command`: a list, or text that is split as a shell splits words. No shell runs it."""
     command, more = _fields(payload, command=((str, list), None), env=(dict, {}))
     try:
         words = shlex.split(command) if isinstance(command, str) else command
@@ -64,14 +64,14 @@ def _shell(allowed: JobType, payload: dict[str, Any]) -> Program:
 
 
 def _matches(pattern: list[str], words: list[str]) -> bool:
-    """Compare word by word. A last word `*` stands for any further words, also none."""
+    """Return True if the words match the pattern, word by word. A last `*` stands for any further words, also none."""
     if pattern[-1:] == ["*"]:
         pattern, words = pattern[:-1], words[: len(pattern) - 1]
     return len(pattern) == len(words) and all(fnmatchcase(word, one) for one, word in zip(pattern, words, strict=True))
 
 
 def _http(allowed: JobType, payload: dict[str, Any]) -> Program:
-    """Call `url`. Redirects are not followed: they would lead past the allow-list."""
+    """Return the program that calls `url`. It does not follow redirects: they would lead past the allow-list."""
     known: dict[str, Any] = {"url": (str, None), "method": (str, "GET"), "headers": (dict, {}), "body": (object, None)}
     url, method, headers, _ = call = _fields(payload, **known)
     if not re.fullmatch(r"[A-Z]{3,7}", method) or not all(isinstance(one, str) for one in headers.values()):
@@ -83,8 +83,8 @@ def _http(allowed: JobType, payload: dict[str, Any]) -> Program:
 
 
 def _leads_to(allowed: str, url: str) -> bool:
-    """Compare origin and path, not text: `https://a.example` must not allow `https://a.example.net`. A path that ends
-    with a slash allows everything below it; dots in a path, which a server may resolve, are never allowed."""
+    """Return True if the URL has the origin and path of `allowed`, compared as parts: `https://a.example` does not
+    allow `https://a.example.net`. A path that ends with a slash allows all below it; `.` and `..` are never allowed."""
     here, there = urlsplit(allowed), urlsplit(url)
     path, wanted = here.path or "/", there.path or "/"
     if (here.scheme, here.netloc.lower()) != (there.scheme, there.netloc.lower()) or DOTS.search(wanted):
@@ -94,7 +94,7 @@ def _leads_to(allowed: str, url: str) -> bool:
 
 
 def _noop(_: JobType, payload: dict[str, Any]) -> Program:
-    """Succeed after `seconds`: shows that jobs reach this host."""
+    """Return a program that succeeds after `seconds`, which shows that jobs reach this host."""
     (seconds,) = _fields(payload, seconds=((int, float), 0))
     if not 0 <= seconds <= LONGEST_NOOP:
         raise Rejected("BAD_PAYLOAD", f"seconds: from 0 to {LONGEST_NOOP}.")
@@ -105,7 +105,7 @@ BUILT_IN: dict[str, Callable[[JobType, dict[str, Any]], Program]] = {"shell": _s
 
 
 def _fields(payload: dict[str, Any], **known: tuple[Any, Any]) -> list[Any]:
-    """Return the known fields, each with its type and default, of a payload that has no others."""
+    """Return the payload's values of `known` (name: type, default). Raise Rejected for other fields or types."""
     if unknown := sorted(set(payload) - set(known)):
         raise Rejected("BAD_PAYLOAD", f"unknown: {', '.join(unknown)} (known: {', '.join(known)}).")
     values = [payload.get(name, default) for name, (_, default) in known.items()]

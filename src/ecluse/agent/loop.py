@@ -30,7 +30,7 @@ class Agent:
         self.locked_out: str | None = None  # why the server refuses everything
 
     def run(self) -> None:
-        """Claim and run jobs until `stopping`; return when the running ones have ended and are reported, or kept."""
+        """Claim and run jobs until `stopping` is set; return when all have ended and are reported or kept on disk."""
         for run_id, attempt in self._store.left_running():
             say(f"attempt {run_id} was running when the agent ended; {kill_leftovers(run_id)} processes killed")
             lost = {"fence": attempt["fence"], "result": failed("AGENT_RESTARTED"), "offset": 0, "log": ""}
@@ -106,7 +106,7 @@ class Agent:
             self._changed.notify_all()
 
     def _rotate(self) -> None:
-        """Replace a credential that has been used for a while. The old one is valid until the new one is used."""
+        """Replace the credential after ROTATE_SECONDS. The old one is valid until the new one is used."""
         kept = self._store.credential()
         if kept is not None and time.time() - kept["since"] > ROTATE_SECONDS:
             new = self._server.call("/api/agent/rotate", {})["credential"]
@@ -131,7 +131,7 @@ class Agent:
         return None
 
     def _report(self, run_id: str, kept: Json) -> None:
-        """Report a kept result; forget it when the server has it, or will never take it."""
+        """Report a kept result with its log; delete it once the server has stored it or refused it for good."""
         for start in range(0, len(kept["log"]), CHUNK):
             piece = {"offset": kept["offset"] + start, "text": kept["log"][start : start + CHUNK]}
             self._send(run_id, "logs", kept, piece)

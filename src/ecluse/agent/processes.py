@@ -19,7 +19,7 @@ OWNER = "ECLUSE_JOB_RUN_ID"  # variable that every process of an attempt inherit
 
 
 class Running:
-    """A program that was started; OSError if it cannot be. `write` gets its output."""
+    """Starts a program for the attempt `run_id`, and raises OSError if that fails. `write` gets its output."""
 
     def __init__(self, program: Program, run_id: str, write: Callable[[str], None]) -> None:
         with tempfile.TemporaryFile() as given:  # no pipe: a program that does not read it blocks nothing
@@ -61,7 +61,7 @@ class Running:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _read(self, ready: selectors.BaseSelector) -> bool:
-        """Wait a moment for output and pass it on; return False if none came."""
+        """Wait up to LOOK_SECONDS for output and pass it on; return False if none came."""
         if not (found := ready.select(LOOK_SECONDS)):  # with nothing registered it sleeps as long
             return False
         if piece := os.read(found[0][0].fd, 65_536):
@@ -76,7 +76,7 @@ class Running:
 
 
 def kill_leftovers(run_id: str) -> int:
-    """Kill the processes of this attempt that an agent left running when it died; return their number."""
+    """Kill the processes of this attempt (by OWNER) that an agent left running when it died; return their number."""
     mark, killed = f"{OWNER}={run_id}".encode(), 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile, or is another user's

@@ -13,7 +13,6 @@ CALL_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 LATER = (408, 425, 429)  # statuses below 500 that say: repeat it later
 
-
 Json = dict[str, Any]
 
 
@@ -38,7 +37,8 @@ class Server:
         self._polling: http.client.HTTPConnection | None = None
 
     def call(self, path: str, body: Json, seconds: float = CALL_SECONDS, *, polls: bool = False) -> Json:
-        """Send a request and return the answer. `polls`: `interrupt`, from another thread, ends it at once."""
+        """Send a request and return the answer. Raise Away if none comes in `seconds`, or if the server asks to repeat
+        it later; Refused if it refuses. `polls`: `interrupt`, from another thread, ends the call at once."""
         host, port = str(self._parts.hostname), self._parts.port
         secure = self._parts.scheme == "https"
         connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(

@@ -22,7 +22,7 @@ class Store:
             raise ValueError(f"Another agent uses {folder}. Give each a --state directory of its own.") from error
 
     def credential(self) -> Json | None:
-        """Return `server`, `credential` and the time `since` which it is used."""
+        """Return `server`, `credential`, its start `since` and the `mark` of its token; None if not enrolled."""
         return json.loads(self._credential.read_bytes()) if self._credential.exists() else None
 
     def keep_credential(self, value: Json) -> None:
@@ -32,7 +32,7 @@ class Store:
         _write(self._running / run_id, {"fence": fence})
 
     def ended(self, run_id: str, result: Json) -> None:
-        """Keep a result until it is `reported`."""
+        """Keep the result of an attempt until it is `reported`, and forget that the attempt is running."""
         _write(self._results / run_id, result)
         (self._running / run_id).unlink(missing_ok=True)
 
@@ -40,7 +40,7 @@ class Store:
         (self._results / run_id).unlink()
 
     def left_running(self) -> list[tuple[str, Json]]:
-        """Return the attempts that an agent was running here when it died."""
+        """Return the attempts, by run id, that an agent was running here when it died: they have no result."""
         return [(run_id, one) for run_id, one in _files(self._running) if not (self._results / run_id).exists()]
 
     def results(self) -> list[tuple[str, Json]]:
@@ -48,7 +48,7 @@ class Store:
 
 
 def _files(folder: Path) -> list[tuple[str, Json]]:
-    """Return the files of a folder, the oldest first, without those that were being written at a crash."""
+    """Return name and content of the files in a folder, the oldest first, without incomplete ones (`.new`)."""
     found = sorted((one for one in folder.iterdir() if one.suffix != ".new"), key=lambda one: one.stat().st_mtime_ns)
     return [(one.name, json.loads(one.read_bytes())) for one in found]
 

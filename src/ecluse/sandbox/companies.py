@@ -1,5 +1,5 @@
 """The companies of the simulated registers: every SIREN with a valid check digit is one, computed from its number. Its
-first two digits decide what the registers say of it:
+first two digits decide what the registers answer:
 
 == ==========================================================================================================
 90 unknown to all registers
@@ -26,7 +26,8 @@ FIRST_NAMES = ("CAMILLE", "LÉA", "JÉRÔME", "FRANÇOIS", "INÈS", "GAËL", "AG
 
 
 def luhn(digits: str) -> int:
-    """Return the sum of the digits, every second one from the right doubled: a multiple of ten is valid."""
+    """Return the Luhn sum of a number: that of its digits, every second one from the right doubled. A number is valid
+    if its sum is a multiple of ten."""
     return sum(sum(divmod(int(digit) * (1 + place % 2), 10)) for place, digit in enumerate(reversed(digits)))
 
 
@@ -97,5 +98,5 @@ class SimulatedCompany:
 
 
 def company(siren: str, seed: int) -> SimulatedCompany | None:
-    """Return the company of this number; None if there is none."""
+    """Return the company of this number; None if the number is invalid or begins with 90."""
     return SimulatedCompany(siren, seed) if is_siren(siren) and not siren.startswith("90") else None

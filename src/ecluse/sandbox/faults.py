@@ -210,7 +210,8 @@ class FaultBook:
         self._calls: Counter[tuple[str, str]] = Counter()
 
     def add(self, given: object) -> list[Rule]:
-        """Add one rule or a list of rules; if one is bad, none is added."""
+        """Add one rule or a list of rules, and return them with their numbers. Raise RuleError if one is invalid: then
+        none is added."""
         listed = given if isinstance(given, list) else [given]
         rules = [parse_rule(self._last_id + n, rule, self._vendors) for n, rule in enumerate(listed, 1)]
         self._last_id += len(rules)
@@ -229,8 +230,9 @@ class FaultBook:
         self._last_id = 0
 
     def pick(self, vendor: str, method: str, subject: str) -> tuple[Rule | None, float]:
-        """Return the rule that hits the call, and the latency to add. It is the first rule that hits and is not of kind
-        latency; without one, the last latency rule that hits; else None."""
+        """Count a call about the record `subject`, and return the rule that hits it and the latency to add, in seconds.
+        The rule is the first one that hits and is not of kind latency; without one, the last latency rule that hits;
+        else None."""
         earlier_calls = self._calls[vendor, subject]
         self._calls[vendor, subject] = earlier_calls + 1
         latency, slowed_by = 0.0, None

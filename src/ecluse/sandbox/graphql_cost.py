@@ -39,7 +39,8 @@ class Document(NamedTuple):
 
 @lru_cache(100)
 def document(schema: GraphQLSchema, text: str) -> Document:
-    """Parse a document and validate it against the schema. It must have one operation."""
+    """Parse a document and validate it against the schema. The result has errors if it is invalid, or has not exactly
+    one operation."""
     try:
         parsed = parse(text)
     except GraphQLError as error:
@@ -62,7 +63,7 @@ def requested_cost(schema: GraphQLSchema, operation: OperationDefinitionNode, va
 
 
 def actual_cost(operation: OperationDefinitionNode, data: Mapping[str, Any]) -> int:
-    """Return the points of an answer: its objects, or the flat price of a mutation."""
+    """Return the points that an answer costs: one per object in its data, or the flat price of a mutation."""
     return MUTATION if operation.operation is OperationType.MUTATION else _objects(data) - 1
 
 

@@ -64,7 +64,7 @@ class Ledger:
         return entry
 
     def close(self, entry: Entry) -> None:
-        """Complete the entry of a call that is answered."""
+        """Complete the entry of a call that has ended, answered or not, and no longer count it as in flight."""
         entry.done_at = time.time()
         self.in_flight[entry.vendor] -= 1
 
@@ -97,7 +97,7 @@ class Ledger:
         self.most_in_flight = self.in_flight.copy()
 
     def page(self, vendor: str | None, kind: str | None, after: int, limit: int | None) -> list[Entry]:
-        """Return entries after this number, of one vendor and kind unless None, at most `limit`."""
+        """Return the entries after the number `after`, of this vendor and kind if given, at most `limit` if given."""
         if not self.entries:
             return []
         start = max(0, after - self.entries[0].seq + 1)

@@ -46,7 +46,8 @@ async def serve(
     faults: list[dict[str, object]] | None = None,
     ready: Callable[[int], None] | None = None,
 ) -> None:
-    """Run a sandbox until cancelled; ``ready`` is called with the port once it listens."""
+    """Run a sandbox until cancelled, with these fault rules from the start; ``ready`` is called with the port once it
+    listens. Raise RuleError if a rule is invalid, OSError if the port is in use."""
     sandbox = Sandbox(seed, faults or [])
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -73,8 +74,8 @@ async def serve(
 async def handle_call(
     sandbox: Sandbox, request: web.BaseRequest, name: str, vendor: Vendor, path: str
 ) -> web.StreamResponse:
-    """Handle a call to a vendor from its entry in the ledger to its answer; `path` is below the vendor's mount
-    point."""
+    """Handle a call to a vendor, from its entry in the ledger through caps and faults to its answer; `path` is below
+    the vendor's mount point."""
     headers, ledger, limits = request.headers, sandbox.ledger, sandbox.limits
     entry = ledger.open(name, request.method, request.raw_path, headers.get("Idempotency-Key"), headers.get("X-Client"))
     call = Call(request, ledger, entry, path)

@@ -23,7 +23,8 @@ class Sandbox:
         self.reset()
 
     def reset(self) -> None:
-        """Replace all state by new objects instead of emptying it: a call in flight keeps the objects it began with."""
+        """Return to the state of the start: no entries and caps, the first fault rules, new vendors. The objects are
+        replaced, not emptied: a call in flight keeps those it began with."""
         self.ledger = Ledger()
         self.faults = FaultBook(self.seed, VENDORS)
         self.faults.add(self._first_faults)

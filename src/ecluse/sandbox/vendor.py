@@ -69,7 +69,7 @@ def json_answer(value: object, status: int = 200) -> Answer:
 
 
 def error_answer(status: int, code: str, message: str) -> Answer:
-    """Return a refusal in the format that vendors without one of their own use."""
+    """Return a refusal in the common format, for vendors without an error format of their own."""
     return json_answer({"error": {"code": code, "message": message}}, status)
 
 
@@ -91,8 +91,9 @@ class Vendor(Protocol):
         """Return the id of the record the call is about, or None if it is not about a single one."""
 
     def error(self, status: int, code: str, message: str) -> Answer:
-        """Return a refusal in this vendor's format. Also used for refusals that are decided around it: rate_limited,
-        concurrency, server_error, not_found, unauthorized, moved, and the code of a rule of kind ``refused``."""
+        """Return a refusal in this vendor's format. Also used for refusals that the sandbox decides, with the codes
+        rate_limited, concurrency, server_error, not_found, unauthorized, moved, and that of a rule of kind
+        ``refused``."""
 
     def handle(self, call: Call) -> Answer:
         """Answer the call, and record each write it applies with ``call.effect``.

@@ -59,7 +59,7 @@ def throttle(rule: Rule, error: Error) -> Answer:
 
 
 def server_error(rule: Rule, error: Error) -> Answer:
-    """Return the answer of a rule that fails with a 5xx."""
+    """Return a refusal with the status of the rule, which is of kind `server_error` or `applied_then_error`."""
     return error(rule.details["status"], "server_error", "something went wrong")
 
 
@@ -90,8 +90,8 @@ REWRITES: dict[str, Callable[[Answer], Answer]] = {
 
 
 def tainted(body: bytes, mark: str) -> bytes:
-    """Return the JSON body with the mark inserted into its longest text, which is most likely free text and not an
-    id."""
+    """Return the JSON body with the mark inserted into its longest text, which is most likely free text and not an id.
+    A body without texts is replaced by one with a marked text."""
     value = json.loads(body)
     target = max(texts(value), key=len, default=None)
     if target is None:
@@ -119,8 +119,9 @@ def marked(value: object, target: str, replacement: str) -> object:
 async def respond(
     request: web.BaseRequest, rule: Rule | None, latency: float, error: Error, apply: Callable[[], Answer]
 ) -> web.StreamResponse:
-    """Answer a call, with the fault that `rule` describes. `error` builds a refusal in the vendor's format; `apply`
-    lets the vendor apply the call and returns its answer."""
+    """Answer a call, with the fault that `rule` describes, and return the response. `latency`: seconds to wait before
+    the answer; without a rule there is none. `error` builds a refusal in the vendor's format; `apply` lets the vendor
+    apply the call and returns its answer."""
     if rule is None:
         return response_of(apply())
     kind = rule.kind
@@ -148,7 +149,7 @@ async def respond(
 
 
 def response_of(answer: Answer) -> web.Response:
-    """Return the answer as a response, sent as it is."""
+    """Return the HTTP response for an answer; its content type is JSON unless the answer has another."""
     return web.Response(
         status=answer.status, body=answer.body, headers={"Content-Type": "application/json", **answer.headers}
     )

@@ -1,11 +1,11 @@
 """I-13, attempts: how often an item was executed, and how often its writes were sent.
 
-A failed execution is a row, numbered from 1 in its round; a success adds one to the count and no row. An execution that
-a crash or a shutdown interrupted counts as neither (that a paid call was then sent again is noted among the attempts,
-and is no execution), nor does one that failed because the vendor was down. The budget limits executions; beyond it only
-a write in doubt is read back, for as long as it takes, and not sent any more. Every send belongs to one execution, and
-every execution to one claim of its item: that bounds sends without knowing how many executions were interrupted. Deaths
-of workers use up no budget, and an item is given up because of them only if workers died while it ran alone.
+A failed execution is a row in `attempts`, numbered from 1 in its round; a success adds one to the count and no row. Not
+counted are executions interrupted by a crash or a shutdown (a row about a paid call that was then sent again is no
+execution), and executions that failed because the vendor was down. The budget limits executions; beyond it a write in
+doubt is only read back, for as long as it takes, and not sent again. Every send belongs to one execution, and every
+execution to one claim of its item: that limits sends without knowing how many executions were interrupted. Deaths of
+workers use up no budget, and an item is given up because of them only if workers died while it ran alone.
 """
 
 from ecluse.verify.retention import before, remains

@@ -236,7 +236,7 @@ FROM run_log WHERE event_id IS NULL AND message ~ '^[^:>]{1,40} -> [^:>]{1,40}$'
 
 
 def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> None:
-    """Run all checks of this module, and add violations and counts to the report."""
+    """Run all checks of this module, and add the violations and the numbers of checked rows to the report."""
     for table in ("runs", "items", "effects"):
         report.checked[table] = count(connection, f"SELECT count(*) AS n FROM {table}")  # noqa: S608 - three lines up
     for one in CHECKS:
@@ -245,7 +245,7 @@ def check(connection: psycopg.Connection[dict[str, Any]], report: Report) -> Non
 
 
 def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Report) -> None:
-    """Run one check, and add violations and count to the report."""
+    """Run one check, and add its violations and the number of checked rows to the report."""
     report.checked[one.invariant] = count(connection, one.counted)
     for statement in one.statements:
         for row in connection.execute(statement):
@@ -254,7 +254,7 @@ def run(connection: psycopg.Connection[dict[str, Any]], one: Check, report: Repo
 
 
 def count(connection: psycopg.Connection[dict[str, Any]], statement: str) -> int:
-    """Return the number that a counting statement gives."""
+    """Return the number that a counting statement returns: the sum of its column `n`."""
     return sum(row["n"] for row in connection.execute(statement))
 
 
@@ -290,7 +290,7 @@ def i_02_status(row: dict[str, Any], report: Report, *, plain: bool) -> None:
 
 
 def i_11_transitions(row: dict[str, Any], chain: list[tuple[str, str]], report: Report, *, plain: bool) -> None:
-    """Check that the recorded moves (`chain`) form a chain without a gap up to the present status. Which moves are
+    """Check that the recorded status changes (`chain`) lead without a gap to the current status. Which changes are
     allowed is known only for the default statuses (`plain`)."""
     at = INITIAL if plain else chain[0][0] if chain else row["status"]
     wrong = []

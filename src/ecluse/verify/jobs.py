@@ -1,6 +1,6 @@
 """I-24, jobs: their attempts are numbered without a gap and within their policy, no two have leases at the same time,
-a job has the status of its last attempt, counters equal rows, and nothing is pending or leased past its time. That
-every fired slot has its job is in I-08."""
+a job has the status of its last attempt, counters equal rows, and no attempt is pending or leased past its time. I-08
+checks that every fired slot has its job."""
 
 from __future__ import annotations
 

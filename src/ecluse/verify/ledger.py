@@ -103,7 +103,7 @@ class Ledger:
 
 
 def read(url: str) -> Ledger:
-    """Read the whole ledger of the sandbox at this URL. Raises Unreadable."""
+    """Read the whole ledger of the sandbox at this URL; raise Unreadable if it cannot be fetched or parsed."""
     lines: list[Line] = []
     while True:
         query = urlencode({"after": lines[-1].seq if lines else 0, "limit": PAGE})
@@ -149,9 +149,10 @@ def records(effect: dict[str, Any]) -> tuple[str, ...]:
 
 
 def attributed(ledger: Ledger, effects: list[dict[str, Any]], *, moved: bool) -> Ledger:
-    """Return the ledger with the key of an effect in each line that a call over several records wrote: such a call has
-    a key for one of them, or none. It is the effect that wrote this value to that record and was on its way at that
-    time; a line without one loses its key, and is an orphan."""
+    """Return the ledger with each line of a call over several records under the key of its own effect, because such a
+    call carries the key of one record, or none. The effect of a line is the latest one that wanted this value for that
+    record and was in flight at that time; a line without such an effect loses its key, and is an orphan. `moved`: the
+    database's clock was moved, so that instants are not compared."""
     absolute = [effect for effect in effects if effect["class"] == "C2" and effect["sends"]]
     known = {str(effect["id"]): records(effect) for effect in absolute}
     sent: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -216,9 +217,9 @@ def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violatio
 
 
 def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report) -> None:
-    """Check that a keyed write (C1) is applied once, and that an absolute write (C2) changes its record once. Excused
-    is a repeated write after a third party had restored the exact former value, because the program cannot notice
-    that."""
+    """Check that a keyed write (C1) is applied at most once, and that an absolute write (C2) changes its record at most
+    once. A repeated write after a third party had restored the exact former value is allowed, because the program
+    cannot notice that."""
     applied = ledger.applied_with(str(effect["id"]))
     if effect["class"] == "C1":
         if len(applied) > 1:
@@ -270,8 +271,8 @@ def i_05_no_false_failure(effect: dict[str, Any], ledger: Ledger, report: Report
 def i_06_no_orphan_effect(
     effects: list[dict[str, Any]], ledger: Ledger, report: Report, *, moved: bool, since: float
 ) -> None:
-    """Check that every write in the ledger has an intent that was recorded before it, and that no write was received
-    more often than it was sent."""
+    """Check that every write of ours in the ledger has an intent that was recorded before it, and that no write was
+    received more often than it was sent. `moved` and `since` as in `check`."""
     by_id = {str(effect["id"]): effect for effect in effects}
     for line in ledger.applied:
         deleted = line.at < since and line.key not in by_id

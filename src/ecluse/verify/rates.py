@@ -3,8 +3,8 @@
 
 A lane is matched with a vendor of the ledger by its name: `price-list:account-7` and `price-list/7` are lanes to
 `price_list`; the lane of a connected shop by the connector of its project. For several lanes to one vendor the sum of
-their rates is the limit, and `Retry-After` is not checked: the ledger does not say which lane has to wait. The present
-rates are applied, without what lowers them for a while (a vendor's own budget, a burst of 429s). The ledger counts
+their rates is the limit, and `Retry-After` is not checked: the ledger does not say which lane has to wait. The current
+rates are applied, without temporary reductions (by a vendor's own budget, or after a burst of 429s). The ledger counts
 calls, not their weights.
 """
 
@@ -69,8 +69,8 @@ def _ours(line: Line) -> bool:
 
 
 def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> Iterable[Violation]:
-    """Check that the calls keep the rate, by a leaky bucket: it overflows exactly if some window holds too many calls.
-    Return the first violation."""
+    """Check that the calls keep the rate (per second, with `burst` at once), by a leaky bucket, which overflows if any
+    window holds too many calls. Return the first violation, or nothing."""
     level, first = 0.0, 0  # index of the first call of the window
     for n, line in enumerate(calls):
         level = max(0.0, level - (line.at - calls[n - 1].at) * rate) if n else 0.0
@@ -87,9 +87,9 @@ def i_14_rate(vendor: str, calls: Sequence[Line], rate: float, burst: int) -> It
 
 
 def i_14_patience(vendor: str, calls: Sequence[Line], ends: Sequence[float]) -> Iterable[Violation]:
-    """Check that no call arrived during a `Retry-After`. Calls within UNDER_WAY of the answer that asked for it are
-    allowed, and writes within WRITES_UNDER_WAY; it is not checked if a replica ended around then (`ends`), which may
-    have died before it stored the answer."""
+    """Check that no call arrived during a `Retry-After`, and return the violations. Calls within UNDER_WAY seconds of
+    the answer that asked for it are allowed, and writes within WRITES_UNDER_WAY. An answer is not checked if a replica
+    ended around then (`ends`), which may have died before it stored the answer."""
     found, instants = [], [line.at for line in calls]
     for asked in calls:
         if asked.done_at is None or not asked.retry_after or asked.retry_after > LONGEST_RETRY_AFTER:

@@ -19,8 +19,8 @@ def remains(run_id: str) -> str:
 
 
 def runs_before(connection: psycopg.Connection[dict[str, Any]]) -> float:
-    """Return the instant, in seconds since the epoch, before which ended runs may have been deleted, with their
-    writes."""
+    """Return the instant, in seconds since the epoch, before which ended runs may have been deleted, with their writes;
+    minus infinity if retention has deleted none."""
     row = connection.execute(
         "SELECT extract(epoch FROM before)::float8 AS at FROM pruned WHERE kind = 'runs'"
     ).fetchone()

@@ -1,5 +1,5 @@
-"""I-22, money: what is spent and reserved in a period or a run equals its paid calls, and is never above the budget but
-by what calls have cost more than was reserved for them; nothing stays reserved for a call that is over."""
+"""I-22, money: the amounts spent and reserved in a period or a run equal its paid calls, and exceed the budget at most
+by the amount that calls have cost beyond their reservation; nothing stays reserved for a call that is over."""
 
 from __future__ import annotations
 

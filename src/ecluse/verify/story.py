@@ -88,7 +88,8 @@ WHERE id = %(effect_id)s::uuid OR run_id = %(run_id)s AND (item_id = %(item_id)s
 
 
 def explain(connection: psycopg.Connection[dict[str, Any]], about: About, ledger: Ledger | None) -> list[str]:
-    """Return the lines of the story of a violation; `about` has the keys of its rows."""
+    """Return the story of a violation as lines in time order; if there are more than LINES, those in the middle are
+    left out. `about` has the keys of its rows; without a `ledger` only the tables are read."""
     whole_run = about._replace(aggregate=None, lease=None) == About(run_id=about.run_id)
     which = SCHEDULE if about.schedule_id is not None else RUN if whole_run else TARGET
     rows = [row for what in (which, OUTBOX, LEASES) for row in connection.execute(what, about._asdict())]

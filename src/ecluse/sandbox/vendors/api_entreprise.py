@@ -1,6 +1,6 @@
 """API Entreprise: the trade register, ``GET /v3/infogreffe/rcs/unites_legales/{siren}/extrait_kbis`` with
-``recipient``, ``context`` and ``object``, all required (422). Any token but ``expired`` (401) and ``no-right`` (403).
-``sandbox/companies.py`` says which numbers give which answers."""
+``recipient``, ``context`` and ``object``, all required (422). Every token is accepted but ``expired`` (401) and
+``no-right`` (403). ``sandbox/companies.py`` says which numbers give which answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODES = {"rate_limited": "00429", "concurrency": "00015", "not_found": "02003", 
 
 
 class ApiEntreprise:
-    """The simulated register."""
+    """The simulated trade register."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

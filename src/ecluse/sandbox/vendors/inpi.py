@@ -1,7 +1,7 @@
 """INPI's RNE: ``POST /api/sso/login`` with a user and a password, and ``GET /api/companies/{siren}`` with the token.
 
-Any user may log in, but with the password ``wrong`` (401), or without the right to use the API (``no-api``, 403). A
-token holds until the sandbox is reset. ``sandbox/companies.py`` says which numbers give which answers."""
+Every log-in succeeds, except with the password ``wrong`` (401) and as user ``no-api``, who may not use the API (403). A
+token is valid until the sandbox is reset. ``sandbox/companies.py`` says which numbers give which answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN = ("91",)
 
 
 class Inpi:
-    """The simulated register."""
+    """The simulated register of INPI."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -58,7 +58,7 @@ class Inpi:
 
 
 def shown(one: SimulatedCompany) -> dict[str, object]:
-    """Return a company as the register shows it."""
+    """Return a company as INPI's register shows it."""
     last, first, born = one.director
     individual = {
         "nom": last,

@@ -1,5 +1,5 @@
 """Incoming webhooks of Slack: ``POST /services/<team>/<app>/<secret>`` with JSON that has a ``text``. Answers are plain
-text. A message is an effect on its webhook; the channel of a webhook whose secret is ``archived`` is gone."""
+text. A message is an effect on its webhook; a webhook whose secret is ``archived`` answers 410."""
 
 from __future__ import annotations
 
