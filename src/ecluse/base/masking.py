@@ -53,9 +53,9 @@ def masked(text: str) -> str:
 
 
 def masked_value(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Convert any value into JSON types, with its secrets hidden and texts longer than LONGEST cut off; what is nested
-    deeper than DEEPEST levels becomes a text. `name`: the field that holds the value; it decides whether the whole
-    value is a secret. `depth`: the levels above it, for the recursion."""
+    """Convert any value into JSON types, with its secrets hidden and texts longer than LONGEST cut off; values nested
+    deeper than DEEPEST levels become texts. `name`: the field that holds the value; it decides whether the whole value
+    is a secret. `depth`: the number of levels above it, for the recursion."""
     if value is None or isinstance(value, bool):
         return value
     if name and name.lower().removesuffix("s") not in NO_SECRETS and _is_secret(name, value):

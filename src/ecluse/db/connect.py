@@ -184,9 +184,9 @@ def doubt_all() -> None:
 
 
 async def _still_lives(connection: Connection, recent_seconds: float) -> None:
-    """Check that a pooled connection works before it is handed out; raise psycopg.OperationalError if it does not. A
-    connection handed out within `recent_seconds` is queried only if input has arrived on it since (a FATAL message, end
-    of file)."""
+    """Check that a pooled connection works before it is handed out; raise psycopg.Error if it does not. A connection
+    handed out within `recent_seconds` is queried only if input has arrived on it since (a FATAL message, end of
+    file)."""
     now = time.monotonic()
     recent = now - _asked_for_at.get(connection, now - recent_seconds) < recent_seconds
     if not recent or has_input(connection):

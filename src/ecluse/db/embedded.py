@@ -77,7 +77,7 @@ def pgdata_of(data_dir: Path) -> Path:
 
 def start(data_dir: Path, patience: Patience = PATIENCE) -> Embedded:
     """Start the server of this directory, or join the running one; create directory and database if needed. Blocking.
-    Raise SetUpError if the directory cannot be used or the server does not start.
+    Raise SetUpError if PostgreSQL is not installed, the directory cannot be used, or the server does not start.
 
     `release` is called at exit. No signal handler is installed: on SIGTERM the program has to exit normally, or the
     server keeps running until the next process that uses the same directory has exited.
@@ -136,8 +136,8 @@ class Embedded:
         return self.status() is not None and self.accepts_connections()
 
     def ensure_running(self) -> bool:
-        """Start the server again if it has died; return True if this call started it. Safe for several processes at
-        once. After `release` nothing is started."""
+        """Start the server again if it has died; return True if this call started it. Raise SetUpError if it does not
+        start. Safe for several processes at once. After `release` nothing is started."""
         if self.is_running():
             return False
         with clear_errors(self.data_dir), start_lock(self.data_dir):

@@ -25,8 +25,8 @@ class Groups(Generic[K, T, R]):
     """Groups the requests of callers by key, and processes a group of up to MOST of them with `do(key, requests)`,
     which returns an answer for each, in their order. One group per key is processed at a time; the first caller does
     not wait for others. If a group fails, its requests are repeated one by one, so that one caller cannot fail the
-    others, unless the database is unavailable or busy; after a lock timeout the group is repeated, up to TRIES
-    times."""
+    others, unless the database is unavailable or busy; after a lock timeout the group is tried again, TRIES times in
+    all."""
 
     def __init__(self, do: Callable[[K, Sequence[T]], Awaitable[Sequence[R]]]) -> None:
         self._do = do

@@ -223,8 +223,8 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
 
 
 def merged(groups: Sequence[Group]) -> list[Group]:
-    """Merge the groups that have the same cause, flow, stage and lane, and return all groups, the largest first. A
-    merged group has the detail of its largest part."""
+    """Merge the groups that have the same cause, flow, stage and lane, and return all groups, the largest first. Counts
+    are added; the detail of a merged group is that of one of them."""
     found: dict[tuple[str | None, ...], Group] = {}
     for one in groups:
         key = (one.cause, one.flow, one.stage, one.lane)

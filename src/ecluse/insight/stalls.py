@@ -64,8 +64,8 @@ def is_quiet(progress_at: datetime, now: datetime) -> bool:
 
 
 async def stalls(connection: Connection, tenant: str, run_ids: Collection[int]) -> dict[int, Stall]:
-    """Return, by run id, why the open runs among these make no progress: nothing was done for QUIET, or items wait in a
-    closed lane (of which LOOKED_AT items are read). Runs that make progress are left out."""
+    """Return, by run id, the open runs among these that have done nothing for QUIET, or that have items waiting in a
+    closed lane, their own or of a run they wait for (LOOKED_AT items are read per lane). Other runs are left out."""
     if not run_ids:
         return {}
     given = {"runs": list(run_ids), "tenant": tenant, "most": LOOKED_AT}

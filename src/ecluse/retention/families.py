@@ -143,8 +143,9 @@ async def delete_runs(
     connection: Connection, run_ids: Collection[int], limits: Limits, *, needed_too: bool = False
 ) -> tuple[list[int], Counter[str]]:
     """Delete, in one commit, the runs among `run_ids` that still may be deleted, and record them in `pruning`. Return
-    their ids, and the number of deleted rows by table. Runs that another session has locked, and parents of runs not in
-    `run_ids`, stay. `needed_too`: delete every run that has ended, whatever its age and whatever still needs it."""
+    their ids, and the number of deleted rows by table. Runs that another session has locked, and parents of runs that
+    stay, are not deleted. `needed_too`: delete every run that has ended, whatever its age and whatever still needs
+    it."""
     async with connection.transaction():
         given = {"runs": list(run_ids), "needed_too": needed_too, **limits.given()}
         locked = await fetch_column(connection, LOCK, given)

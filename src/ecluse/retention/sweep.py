@@ -79,8 +79,8 @@ class Pruned(NamedTuple):
 def job(
     flows: Mapping[str, Flow], rules: Sequence[Rule], *, first: float = FIRST_SECONDS, every: float = EVERY_SECONDS
 ) -> Job:
-    """Return the periodic job that deletes old rows by these rules, on one scheduler at a time, `first` seconds after
-    the start of the process and then every `every` seconds."""
+    """Return the periodic job that deletes old rows by these rules, on one scheduler at a time: `first` seconds after
+    the start of the process, and again `every` seconds after the end of each sweep."""
     pace = Pace()  # shared by all sweeps: a batch size that was too large is not tried again
 
     async def run(pool: Pool) -> None:

@@ -69,7 +69,7 @@ class Engine:
             return connection.execute(sql, parameters or None).fetchall()  # type: ignore[arg-type, unused-ignore]
 
     def move_clock(self, by: timedelta) -> None:
-        """Move the time that Ecluse reads forward, in all processes that use this database."""
+        """Add `by` to the time that Ecluse reads, in all processes that use this database."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute('UPDATE clock_offset SET "offset" = "offset" + %s', (by,))
             connection.execute("SELECT pg_notify('ecluse_clock', '')")

@@ -147,7 +147,7 @@ class Crm:
         return Sales(fiches=list(by_id.values()), skipped=skipped)
 
     async def fiche(self, fiche_id: str) -> FicheDetails:
-        """Return one fiche with its recordings, each call once. Raise `PermanentError` NOT_FOUND if the CRM does not
+        """Return one fiche with its recordings, one per call id. Raise `PermanentError` NOT_FOUND if the CRM does not
         know the fiche, another `VendorError` if the call fails or the answer is incomplete."""
         http, headers = self._ready()
         if not fiche_id.strip("."):
