@@ -162,7 +162,7 @@ async def test_a_name_that_leads_inside_when_it_is_called_is_not_followed(start_
     assert await world.settled() == [("failed", "FORBIDDEN_URL")]
     assert asked == ["hooks.example.com"]
     ((error,),) = query("SELECT error FROM items")
-    assert "address that is not reached" in error
+    assert "address that must not be called" in error
 
 
 @pytest.mark.req("G-43")

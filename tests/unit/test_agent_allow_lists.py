@@ -82,10 +82,10 @@ def test_urls_are_compared_by_origin_and_path(allows, url, allowed):
     ("text", "why"),
     [
         ("", "allows no job type"),
-        ("slots = 99\n[noop]", "slots is a whole number from 1 to 16"),
+        ("slots = 99\n[noop]", "slots must be a whole number from 1 to 16"),
         ("[noop]\nallow = []", "unknown allow"),
         ("[backup]", "give `run`"),
-        ("[shell]\nallow = 'x'", "allow is a list of texts"),
+        ("[shell]\nallow = 'x'", "allow must be a list of texts"),
         ("[shell", "cannot be read"),
     ],
 )

@@ -134,9 +134,9 @@ def test_an_ordinary_url_is_accepted_as_written(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://10.0.0.1/", "it leads to an address that is not reached from here: 10.0.0.0/8 is Private-Use"),
+        ("http://10.0.0.1/", "it leads to an address that must not be called from here: 10.0.0.0/8 is Private-Use"),
         ("http://10.0.0.1/", "ECLUSE_ALLOWED_NETWORKS"),
-        ("http://example.com:8080/", "port 8080 is not reached, only 80 and 443"),
+        ("http://example.com:8080/", "port 8080 must not be called, only 80 and 443"),
         ("ftp://example.com/", "it must begin with https:// or http://"),
         ("http://a:b@example.com/", "it must not hold a user name or a password"),
     ],

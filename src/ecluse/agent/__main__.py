@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", required=True, metavar="URL", help="URL of the Ecluse server")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token to enrol with")
     parser.add_argument("--config", type=Path, default=FILE, metavar="FILE", help=f"what may run here; default {FILE}")
-    parser.add_argument("--state", type=Path, default=STATE, metavar="DIR", help=f"directory to keep; default {STATE}")
+    parser.add_argument("--state", type=Path, default=STATE, metavar="DIR", help=f"the agent's state; default {STATE}")
     given = parser.parse_args(argv)
     try:
         allowed, server, store = settings.load(given.config), Server(given.server), Store(given.state)

@@ -59,7 +59,7 @@ def _value(where: str, name: str, value: Any) -> Any:
     default, least, most = LIMITS.get(name, ([], 0, 0))
     value = default if value is None else value
     if name in LIMITS and (type(value) is not int or not least <= value <= most):
-        raise ValueError(f"{where} is a whole number from {least} to {most}.")
+        raise ValueError(f"{where} must be a whole number from {least} to {most}.")
     if name not in LIMITS and not (isinstance(value, list) and all(isinstance(one, str) and one for one in value)):
-        raise ValueError(f"{where} is a list of texts.")
+        raise ValueError(f"{where} must be a list of texts.")
     return value

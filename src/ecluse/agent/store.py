@@ -1,4 +1,4 @@
-"""What the agent keeps on disk: its credential, the attempts that it is running, and results that the server has not
+"""The agent's state on disk: its credential, the attempts that it is running, and results that the server has not
 confirmed. A file appears complete or not at all, and is on the disk before the agent relies on it."""
 
 import fcntl

@@ -47,7 +47,7 @@ DAY_OR_LAST = re.compile("(29|30|31)L", re.IGNORECASE)
 @cache
 def zone(name: str) -> ZoneInfo:
     """Load a time zone from the package `tzdata`, never from the machine, so that all replicas of one version compute
-    the same instants. Raises InvalidInput for an unknown name."""
+    the same instants. Raise InvalidInput, with a suggestion, if the name is unknown."""
     known = files("tzdata").joinpath("zones").read_text().split()
     if name not in known:
         close = difflib.get_close_matches(name, known, 1, 0.5)
@@ -81,8 +81,8 @@ class Named(CronSim):
 
 
 class Cron:
-    """A parsed cron expression or alias. Raises InvalidInput, with what is accepted, for an expression that cannot be
-    parsed or never matches. Use `parse`, which caches."""
+    """A parsed cron expression or alias. Raises InvalidInput, which lists the accepted forms, if the expression cannot
+    be parsed or never matches. Use `parse`, which caches."""
 
     def __init__(self, text: str) -> None:
         self.text = ALIASES.get(text.strip().lower(), text.strip())
@@ -109,7 +109,7 @@ class Cron:
         return local.minute in self._fields.minutes and local.hour in self._fields.hours and self.names_day(local)
 
     def names_day(self, local: datetime) -> bool:
-        """Return True if the expression names the day of this wall-clock time, at whatever hour and minute."""
+        """Return True if the expression names the day of this wall-clock time, at any hour and minute."""
         return local.month in self._fields.months and self._fields.match_day(local.date())
 
     def minutes_of_day(self) -> set[int]:

@@ -4,7 +4,7 @@ never reads status codes.
 EcluseError                  carries a stable `code` and a message that says what to do
  ├─ SetUpError               the program cannot start: the message is shown to the operator, exit code 2
  ├─ InvalidInput             the caller sent something wrong: 4xx, exit code 2
- ├─ Conflict                 the present state does not allow it: 409, exit code 2
+ ├─ Conflict                 the current state does not allow it: 409, exit code 2
  ├─ NotFound                 no such run, flow or record: 404, exit code 2
  ├─ ForbiddenTransition      a status change that the flow does not declare; nothing was written
  ├─ NonRetriableError        ends a run at once, as failed
@@ -48,7 +48,7 @@ class InvalidInput(EcluseError):
 
 
 class Conflict(EcluseError):
-    """The present state does not allow what the caller asked for."""
+    """The request is valid, but the current state does not allow it."""
 
     code = "CONFLICT"
 
@@ -79,8 +79,8 @@ class NonRetriableError(EcluseError):
 
 class VendorError(EcluseError):
     """A failed call to a vendor. `ambiguous`: a write may have been applied although the call failed. `status` is the
-    HTTP status, for people to read: the class of the error decides what follows. `cost`: what the vendor charges for a
-    call whose answer is of no use."""
+    HTTP status, for people to read: the class of the error decides whether the call is retried. `cost`: the price of a
+    paid call with an unusable answer, None if unknown."""
 
     code = "VENDOR_ERROR"
     ambiguous = True

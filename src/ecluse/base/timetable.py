@@ -15,7 +15,8 @@ from ecluse.base.windows import Window
 
 
 class Fire(NamedTuple):
-    """One due instant in a preview. `mark` says what is special about it: a clock change, or that it was moved."""
+    """One due instant in a preview. `mark`: a note about a clock change or a moved time; None for an ordinary
+    instant."""
 
     at: datetime  # in the schedule's time zone
     mark: str | None

@@ -71,8 +71,8 @@ def _flows(given: Settings) -> list[Finding]:
 
 
 def _secrets(given: Settings) -> list[Finding]:
-    """Warn if there is no secret key. With the embedded PostgreSQL one is created automatically, with other databases
-    not."""
+    """Return a warning if no secret key is set. With the embedded PostgreSQL there is none, because a key is created
+    automatically."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
     says = "there is no key to encrypt secrets with: webhooks, API keys of schedules and Pusher apps are refused"
@@ -81,7 +81,7 @@ def _secrets(given: Settings) -> list[Finding]:
 
 
 def _limits(given: Settings) -> Finding:
-    """Show the limits per key and tenant, and warn of those that are off."""
+    """Return the limits per key and tenant as a finding, which is a warning if some of them are off."""
     found = {name: getattr(given, name) for name in LimitKnobs.model_fields}
     says = ", ".join(f"{name}={most}" for name, most in found.items() if most)
     if off := [name for name, most in found.items() if not most]:

@@ -25,7 +25,8 @@ class Busy(EcluseError):
     code = "TOO_MANY_AT_ONCE"
 
     def __init__(self, limit: str, most: int) -> None:
-        super().__init__(f"This tenant has {most} requests of this kind under way, as many as allowed ({limit}).")
+        message = f"This tenant has {most} requests of this kind in flight, as many as allowed ({limit})."
+        super().__init__(f"{message} Try again later.")
         self.limit = limit
 
 
@@ -60,7 +61,7 @@ class Shares:
 
 
 class Writes:
-    """The connections that requests write with, apart from those of the engine."""
+    """The pool of connections for the writes of API requests, separate from the engine's, with a share per tenant."""
 
     def __init__(self, pool: Pool, shares: Shares) -> None:
         self.pool, self.shares = pool, shares
@@ -76,7 +77,8 @@ class Writes:
             except PoolTimeout as error:
                 if self._used < self.pool.max_size:
                     raise  # the database gives no connection
-                raise AllBusy("The server is writing for as many other requests as it can at once.") from error
+                message = "The server is writing for as many other requests as it can at once. Try again later."
+                raise AllBusy(message) from error
             self._used += 1
             try:
                 yield connection

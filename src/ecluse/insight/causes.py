@@ -1,5 +1,5 @@
-"""Why a waiting item has not started, and when it will; groups of items with the same cause, and a sentence that sums
-them up. Pure functions of facts, which `waiting.py` reads at one instant."""
+"""The cause for which a waiting item has not started, and when it will start; groups of items with the same cause, and
+a sentence that sums them up. Pure functions of facts, which `waiting.py` reads at one instant."""
 
 from __future__ import annotations
 

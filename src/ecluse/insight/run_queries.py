@@ -211,9 +211,10 @@ async def show_run(connection: Connection, tenant: str, run_id: int) -> Row:
 
 async def run_itself(connection: Connection, tenant: str, run_id: int) -> Row:
     """Return a run: its columns, `stages` (with counts of done, failed, in flight and waiting), `outcomes` (counts by
-    error code, or by outcome where there is no code), `selection_incomplete` (what its selection lacks, as text),
-    `redrives`, and `after_redrives` (counts of its targets by latest outcome). A failed run without a reason of its own
-    has the code that all its failed targets share. Raise NotFound if the tenant has no such run."""
+    error code, or by outcome where there is no code; all `open` while a run of over 5,000 targets is open), costs of
+    its paid calls, `selection_incomplete` (which part of the selection is missing, as text), `redrives`, and
+    `after_redrives` (counts of its targets by latest outcome). The `reason` of a failed run without its own names the
+    code that all its failed targets share, if they do. Raise NotFound if the tenant has no such run."""
     run = await fetch_one(connection, dict, SHOW, {"run": run_id, "tenant": tenant})
     if run is None:
         raise _unknown(run_id)

@@ -1,4 +1,4 @@
-"""Which open runs make no progress, for lists of runs: cheaper and less exact than `waiting.why_run`."""
+"""Search for open runs that make no progress, for lists of runs: cheaper and less exact than `waiting.why_run`."""
 
 from __future__ import annotations
 

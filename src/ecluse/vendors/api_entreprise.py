@@ -14,7 +14,8 @@ LONGEST_OBJECT = 49  # characters
 
 
 class Purpose(NamedTuple):
-    """What each call must declare: the SIRET of the administration, the context and the object of the request."""
+    """The declaration that each call carries: the SIRET of the administration, the context and the object of the
+    request."""
 
     recipient: str
     context: str

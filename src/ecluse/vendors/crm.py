@@ -193,7 +193,8 @@ class Crm:
 
 
 def explain(error: VendorError, answer: bytes, *, names: Names, listing: bool) -> VendorError:
-    """Add advice for the operator to the error of a refused call. `listing`: it asked for a sales list."""
+    """Add advice for the operator to the error of a refused call, and return the error. `listing`: the call asked for a
+    sales list."""
     if error.status in (401, 403):
         hint = f"the CRM does not accept {names.key}, or it has too few rights: set another one"
         return error.explained(f"{error.message}: {hint}")

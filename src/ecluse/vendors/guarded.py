@@ -206,7 +206,7 @@ class GuardedHttp:
                 raise ForbiddenUrl("it must not hold a user name or a password")
             policy = self._public if parts.port in (None, *PORTS) else self._own
             if policy is self._own and not policy.allowed_networks:
-                raise ForbiddenUrl(f"port {parts.port} is not reached, only 80 and 443; {HINT}")
+                raise ForbiddenUrl(f"port {parts.port} must not be called, only 80 and 443; {HINT}")
             policy.check_url(url)
             if f".{parts.hostname}".rstrip(".").endswith(".localhost"):
                 policy.check_address("127.0.0.1")
@@ -313,7 +313,7 @@ def reason(exc: SSRFGuardError) -> str:
     """Return the reason of the guard's refusal, as a message for the user."""
     address = exc if isinstance(exc, BlockedAddressError) else exc.__cause__
     if isinstance(address, BlockedAddressError):
-        return f"it leads to an address that is not reached from here: {address.reason}; {HINT}"
+        return f"it leads to an address that must not be called from here: {address.reason}; {HINT}"
     # The rest of ssrfguard's sentence explains its rules to programmers.
     return exc.reason.partition(";")[0].partition(", which")[0] if isinstance(exc, BlockedURLError) else str(exc)
 

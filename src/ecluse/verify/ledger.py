@@ -294,7 +294,7 @@ def i_06_no_orphan_effect(
 
 
 def _orphan(line: Line, by_id: dict[str, dict[str, Any]], *, moved: bool) -> str | None:
-    """Return what is wrong with an applied write that has no proper intent; None if it has one or is not ours."""
+    """Return the problem of an applied write without a proper intent, as text; None if it has one or is not ours."""
     if line.key is None:
         return "applied without a key" if line.method in WRITES and line.client is None else None
     if as_effect_id(line.key) is None:

@@ -34,9 +34,9 @@ MIGRATE = "Migrate it with `ecluse migrate`"
 
 
 def audit(dsn: str, ledger_url: str | None, more: Sequence[tuple[str, str, tuple[str, ...]]] = ()) -> Report:
-    """Audit the database and, if a URL is given, compare it with the ledger there. `more`: invariants of packages, each
-    a name, a statement that counts what is checked, and statements that return violations. Raises CannotCheck if the
-    audit is not possible."""
+    """Audit the database and, if a URL is given, compare it with the ledger there; return the report. `more`:
+    invariants of packages, each a name, a statement that counts the rows checked, and statements that return
+    violations. Raise CannotCheck if the database or the ledger cannot be read, or if the schema does not fit."""
     try:
         with psycopg.connect(
             dsn, connect_timeout=5, application_name="ecluse verify", row_factory=dict_row

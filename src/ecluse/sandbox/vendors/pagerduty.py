@@ -43,7 +43,7 @@ class PagerDuty:
 
 
 def _wrong(body: dict[str, Any]) -> str | None:
-    """Return what the API would refuse in an event; None if nothing."""
+    """Return the message with which the API refuses an invalid event; None if the event is valid."""
     key, dedup_key, payload = body.get("routing_key"), body.get("dedup_key"), body.get("payload")
     if not isinstance(key, str) or len(key) != 32:
         return "'routing_key' is invalid"
