@@ -61,8 +61,8 @@ def test_in_a_doubled_hour_a_window_opens_twice():
 @pytest.mark.parametrize(
     ("start", "end", "said"),
     [
-        ("02:00", None, "a start and an end, or neither"),
-        (None, "02:00", "a start and an end, or neither"),
+        ("02:00", None, "give both start and end, or neither"),
+        (None, "02:00", "give both start and end, or neither"),
         ("02:00", "02:00", "must differ"),
         ("2:00", "03:00", "HH:MM"),
         ("24:00", "03:00", "HH:MM"),
