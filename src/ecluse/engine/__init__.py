@@ -5,14 +5,14 @@ imported from their modules, because they import DBOS, which is slow to import, 
 need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
 """
 
-from ecluse.engine.cluster.maintenance import Job
+from ecluse.engine.cluster.repeat import Job
 from ecluse.engine.effects.budgets import Budget, delete_budget, require_budget, set_budget
 from ecluse.engine.lanes.caps import set_caps as set_lane_caps
-from ecluse.engine.lanes.paces import restore_lane, slow_lane
 from ecluse.engine.lanes.pause import MovedDeadline
 from ecluse.engine.lanes.pause import needing as needing_lane
 from ecluse.engine.lanes.pause import pause as pause_lane
 from ecluse.engine.lanes.pause import resume as resume_lane
+from ecluse.engine.lanes.rates import restore_lane, slow_lane
 from ecluse.engine.lanes.rows import put_lanes, retire_lanes
 from ecluse.engine.lead.gate import Redispatch, StageProgress, Wait
 from ecluse.engine.model.alerts import Alert, Alerts, Measure, Measured

@@ -22,12 +22,12 @@ from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
 from ecluse.db.pools import CLAIMING, SIZE
-from ecluse.engine.cluster import jobs
+from ecluse.engine.cluster import periodic_jobs
 from ecluse.engine.cluster.heartbeat import Heartbeat
-from ecluse.engine.cluster.maintenance import Job, repeat
+from ecluse.engine.cluster.repeat import Job, repeat
 from ecluse.engine.cluster.sweeps import set_clock
 from ecluse.engine.cluster.trace_rows import TraceRows
-from ecluse.engine.effects.paid import PaidCalls
+from ecluse.engine.effects.paid_calls import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
 from ecluse.engine.lead.story import Story, lead
@@ -37,7 +37,7 @@ from ecluse.engine.model.roles import ROLES, Role
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.runs import lifecycle, stages
-from ecluse.engine.runs.ends import RunEnds
+from ecluse.engine.runs.end_waits import RunEnds
 from ecluse.engine.runs.items import WORK_CHANNEL
 from ecluse.engine.runs.lifecycle import ENDED_CHANNEL
 from ecluse.engine.schedule.slot_decisions import FiringLimits
@@ -110,7 +110,7 @@ class Kit:
         loops: dict[str, Coroutine[Any, Any, None]] = {}
         channels: dict[str, list[Hear]] = {name: [hear] for name, hear in self.hears.items()}
         channels[ENDED_CHANNEL] = [self._on_run_ended]
-        own = jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
+        own = periodic_jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
             work = {f"{flow.name}/{stage.name}": stage for flow in self.flows for stage in flow.stages}
             can = (work, self.hands) if "worker" in self.roles else ({}, 0)
@@ -185,7 +185,7 @@ class Kit:
         loops |= {"lanes": lanes.run(), "lane log": lanes.log_changes(), "worker": worker.run()}
         self._committing = asyncio.create_task(worker.commit_results(), name="committer")
         self._committing.add_done_callback(self._loop_ended)
-        return jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
+        return periodic_jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
 
     async def stop(self, grace: float = 1.0) -> None:
         """Stop this replica and hand its work over: calls in flight get `grace` seconds to finish, other claimed items

@@ -12,7 +12,7 @@ import pytest
 from ecluse.base.clock import Clock
 from ecluse.db.connect import pool as open_pool
 from ecluse.engine import Start
-from ecluse.engine.runs.ends import RunEnds
+from ecluse.engine.runs.end_waits import RunEnds
 from tests.support.engine_flows import flow, stage
 from tests.support.runs import end_run, start_run
 

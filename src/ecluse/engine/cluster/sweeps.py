@@ -1,5 +1,5 @@
 """Sweeps of a worker: each finds and continues work that a crash, a lost signal or a restart of the database has left
-behind (`jobs.py` has their intervals)."""
+behind (`periodic_jobs.py` has their intervals)."""
 
 from __future__ import annotations
 

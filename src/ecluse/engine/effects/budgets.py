@@ -9,7 +9,7 @@ from decimal import Decimal
 from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import fetch_column, fetch_row, fetch_rows, fetch_value
-from ecluse.engine.effects.spend import lock_totals
+from ecluse.engine.effects.reservations import lock_totals
 from ecluse.engine.model.budget import Period, Scope, TotalKey, amount, budget_name
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.stages import wake_workers

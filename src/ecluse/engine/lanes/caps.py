@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 CAPS = ("max_in_flight", "max_per_key", "per_second", "burst")
 # Assignments of the caps in force, from prefixes of the columns that have the declared and the set ones. The rate is
-# that of `paces.py`.
+# that of `rates.py`.
 IN_FORCE = """max_in_flight = coalesce({set}max_in_flight, {declared}max_in_flight),
     max_per_key = coalesce({set}max_per_key, {declared}max_per_key),
     per_second = least(coalesce({set}per_second, {declared}per_second), l.vendor_per_second) * coalesce(l.slowed_to, 1),

@@ -22,8 +22,8 @@ from ecluse.db.outage import until_back
 from ecluse.db.query import fetch_all
 from ecluse.engine.lanes.breaker_counts import HOLD, Change, record_results
 from ecluse.engine.lanes.lane_log import log_to_runs
-from ecluse.engine.lanes.paces import follow_vendor
 from ecluse.engine.lanes.permits import Permits
+from ecluse.engine.lanes.rates import follow_vendor
 from ecluse.engine.lanes.rows import put_declared
 from ecluse.engine.model.breaker import (
     NO_FAILURES,

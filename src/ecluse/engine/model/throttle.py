@@ -1,5 +1,5 @@
 """A vendor's own budget of calls, as its answers state it (a bucket of points that is refilled evenly), and the pace
-that follows from it. Pure decisions; `lanes/paces.py` applies them."""
+that follows from it. Pure decisions; `lanes/rates.py` applies them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ecluse.base.errors import PermanentError
 from ecluse.db.connect import Connection, Pool, together
 from ecluse.db.outage import is_unavailable, until_back
 from ecluse.db.query import fetch_rows
-from ecluse.engine.effects import protocol, spend
+from ecluse.engine.effects import protocol, reservations
 from ecluse.engine.effects.protocol import Intent, Standing
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
@@ -214,7 +214,7 @@ class Committer:
                         await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
                     await hooks.call(connection, results, accepted)
                     if paid:  # last: no lock is awaited while those on the totals are held
-                        await spend.settle(connection, paid)
+                        await reservations.settle(connection, paid)
                     crashpoint("in commit")
                 if intents:
                     crashpoint("after intent")

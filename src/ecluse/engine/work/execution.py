@@ -16,7 +16,7 @@ import structlog
 from ecluse.base.clock import Clock
 from ecluse.base.errors import EcluseError, TransientError, VendorError
 from ecluse.db.outage import is_unavailable
-from ecluse.engine.effects.paid import OverBudget, PaidCalls
+from ecluse.engine.effects.paid_calls import OverBudget, PaidCalls
 from ecluse.engine.effects.perform import WriteExecutor
 from ecluse.engine.effects.protocol import LATER, EffectEnd
 from ecluse.engine.lanes.registry import Closed, Lanes

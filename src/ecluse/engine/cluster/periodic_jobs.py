@@ -7,10 +7,10 @@ from functools import partial
 
 from ecluse.base.clock import Clock
 from ecluse.engine.cluster import alerts, forced_ends, sweeps
-from ecluse.engine.cluster.maintenance import Job
-from ecluse.engine.effects import budgets, probe, spend
+from ecluse.engine.cluster.repeat import Job
+from ecluse.engine.effects import budgets, probe, reservations
 from ecluse.engine.lanes import rows
-from ecluse.engine.lanes.paces import restore_quiet_lanes
+from ecluse.engine.lanes.rates import restore_quiet_lanes
 from ecluse.engine.lead.new_runs import take_new_runs
 from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.flow import Flow
@@ -59,7 +59,7 @@ def of_worker(
         Job("removing unused lanes", 3600.0, rows.remove_unused),
         Job("settling writes in doubt", every, settle),
         Job("restoring the rates of slowed lanes", every, restore_quiet_lanes),
-        Job("settling abandoned paid calls", every, spend.settle_abandoned),
+        Job("settling abandoned paid calls", every, reservations.settle_abandoned),
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]
     for flow in flows.values():

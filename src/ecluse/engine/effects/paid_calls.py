@@ -10,7 +10,7 @@ from datetime import timedelta
 from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import as_json
-from ecluse.engine.effects import spend
+from ecluse.engine.effects import reservations
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.budget import Charge, Exceeded
 from ecluse.engine.model.context import WorkContext
@@ -49,7 +49,7 @@ class PaidCalls:
         self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
-        self._wanted: dict[int, spend.Wanted] = {}  # by item: a reservation was asked for, and may be committed
+        self._wanted: dict[int, reservations.Wanted] = {}  # by item: a reservation was asked for, and may be committed
         self._reserving = BatchedQuery(self._reserve)
 
     def __contains__(self, item_id: int) -> bool:
@@ -63,7 +63,7 @@ class PaidCalls:
         item = claimed.item
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
-        self._wanted[item.id] = spend.Wanted(claimed, charge)
+        self._wanted[item.id] = reservations.Wanted(claimed, charge)
         if (over := await self._reserving.look(context, item)) is not None:
             del self._wanted[item.id]
             raise OverBudget(over)
@@ -71,7 +71,7 @@ class PaidCalls:
         self._under_way[item.id] = lock
 
     async def _reserve(self, connection: Connection, items: Sequence[Item]) -> dict[int, Exceeded | None]:
-        return await spend.reserve(connection, [self._wanted[item.id] for item in items])
+        return await reservations.reserve(connection, [self._wanted[item.id] for item in items])
 
     def may_be_reserved(self, item_id: int) -> bool:
         """Return whether cost may be reserved for a call of the item, which has to be settled with its result."""

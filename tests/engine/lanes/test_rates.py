@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import Conflict, NotFound, TransientError
 from ecluse.engine import Done, Item, Lane, Result, RetryPolicy, Throttle, WorkContext, restore_lane, slow_lane
-from ecluse.engine.lanes.paces import restore_quiet_lanes
+from ecluse.engine.lanes.rates import restore_quiet_lanes
 from tests.support.engine_flows import flow, keys, open_board, run_to_end, stage
 
 COST, REFILL, SIZE = 10.0, 200.0, 100.0
