@@ -19,13 +19,13 @@ from ecluse.engine import AbsoluteWrite, Item, KeyedWrite, Order, WorkContext
 from ecluse.engine.effects.perform import Performed, WriteExecutor
 from ecluse.engine.effects.protocol import (
     SEND_WITHIN,
+    EffectState,
     Intent,
-    Standing,
     after_failure,
     again_or_never,
     agrees,
+    as_stored_json,
     conclude,
-    plain,
 )
 from ecluse.engine.model.item import ClaimedItem, ClaimKey
 from ecluse.engine.model.retry import GiveUp, Retry
@@ -104,13 +104,13 @@ def test_only_the_wanted_fields_count(wanted: dict[str, Any], more: dict[str, An
     ids=["decimal", "tuple", "instant", "plain", "number as a name"],
 )
 def test_values_are_compared_as_the_database_gives_them_back(value: Any, as_stored: Any) -> None:
-    assert plain(value) == as_stored
+    assert as_stored_json(value) == as_stored
 
 
 @given(JSON)
 def test_what_is_plain_stays_as_it_is(value: Any) -> None:
-    assert plain(value) == value
-    assert plain(value) == json.loads(json.dumps(value))
+    assert as_stored_json(value) == value
+    assert as_stored_json(value) == json.loads(json.dumps(value))
 
 
 AMBIGUOUS: list[VendorError] = [
@@ -212,16 +212,16 @@ def an_item(executions: int = 0, crashes: int = 0, round_: int = 0, id_: int = 1
 class Desk:
     """Says what the database would, and keeps what it was asked."""
 
-    def __init__(self, *standings: dict[str, Any]) -> None:
+    def __init__(self, *states: dict[str, Any]) -> None:
         self.intents: list[Intent] = []
-        self._standings = iter(standings)
+        self._states = iter(states)
 
-    async def intend(self, intent: Intent) -> Standing:
+    async def intend(self, intent: Intent) -> EffectState:
         self.intents.append(intent)
         known: dict[str, Any] = {"result": None, "error": None, "age": timedelta(0), "quiet_until": NOW}
         known |= {"wanted": intent.wanted, "before": intent.before, "quiet_over": True, "went": True, "sends": 1}
         known |= {"asked_at": asyncio.get_running_loop().time(), "state": "sending", "id": intent.id}
-        return Standing(**{**known, **next(self._standings, {})})
+        return EffectState(**{**known, **next(self._states, {})})
 
 
 async def perform(desk: Desk, write: Any, item: Item | None = None, may_send: bool = True) -> Performed:

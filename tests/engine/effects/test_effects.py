@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from ecluse.base.ids import effect_id
 from ecluse.engine import Item, RetryPolicy, Start, load_run
-from ecluse.engine.effects.protocol import EffectEnd, Fenced, Intent, Standing, plain, settle
+from ecluse.engine.effects.protocol import EffectEnd, EffectState, Fenced, Intent, as_stored_json, store_effects
 from ecluse.engine.lead.gate import redispatch
 from ecluse.engine.model.states import RunEnd
 from ecluse.engine.runs.finalize import end_runs
@@ -349,8 +349,8 @@ async def test_an_intent_that_is_stored_twice_was_sent_by_nobody_else(board, one
     committer = Committer(board.pool, "one")
     for answer in (intent.answer, asyncio.Future()):
         await committer._store_together([replace(intent, answer=answer)])
-        standing = await answer
-        assert (standing.went, standing.state, standing.sends) == (True, "sending", 1)
+        recorded = await answer
+        assert (recorded.went, recorded.state, recorded.sends) == (True, "sending", 1)
     stranger = replace(intent, answer=asyncio.Future())
     one("UPDATE effects SET claim_id = claim_id + 1 RETURNING id")
     await committer._store_together([stranger])
@@ -384,7 +384,7 @@ async def test_a_further_send_is_recorded_only_after_the_quiet_period_and_only_o
     query(TAKE_OVER)
     (taken,) = await board.claim(free=[1])
 
-    async def again() -> Standing:
+    async def again() -> EffectState:
         intent = replace(first, claimed=taken, again_after=1, answer=asyncio.Future())
         await committer._store_together([intent])
         return await intent.answer
@@ -419,9 +419,9 @@ async def test_what_is_known_about_an_earlier_send_says_nothing_about_the_last(b
     one("UPDATE effects SET sends = 2 RETURNING id")
     async with board.pool.connection() as connection:
         for sends, state in [(1, "sending"), (3, "sending"), (2, "planned")]:
-            await settle(connection, [EffectEnd(intent.id, sends, "planned")], "one")
+            await store_effects(connection, [EffectEnd(intent.id, sends, "planned")], "one")
             assert one(EFFECT)[0] == state
-        await settle(connection, [EffectEnd(intent.id, 2, "applied")], "one")
+        await store_effects(connection, [EffectEnd(intent.id, 2, "applied")], "one")
     assert one(EFFECT)[0] == "planned", "settled is settled"
 
 
@@ -463,8 +463,8 @@ async def test_an_intent_repeated_after_the_quiet_period_is_not_sent_as_if_it_we
     await asyncio.sleep(QUIET.total_seconds() + 0.1)
     again = replace(intent, answer=asyncio.Future())
     await committer._store_together([again])
-    standing = await again.answer
-    assert not (standing.went and standing.quiet_over), "sent now, though the quiet period of this send is over"
+    recorded = await again.answer
+    assert not (recorded.went and recorded.quiet_over), "sent now, though the quiet period of this send is over"
 
 
 async def test_a_run_cannot_end_between_an_intent_and_its_commit(board, dsn, one):
@@ -495,4 +495,4 @@ async def test_values_are_compared_as_postgres_gives_them_back(one):
     """What is read now is compared with what was stored then: a number that comes back otherwise is a conflict."""
     values = [0.1, 1e16, -0.0, 2**53 + 1, 10**30, 1e-300, 12.50, "é\u2028", [], {"a": [None, True, {}]}]
     stored = one("SELECT %s::jsonb", psycopg.types.json.Jsonb(values))
-    assert stored == [plain(value) for value in values]
+    assert stored == [as_stored_json(value) for value in values]

@@ -25,6 +25,7 @@ from ecluse.engine import (
     set_budget,
 )
 from ecluse.engine.effects import budgets, reservations
+from ecluse.engine.effects.reservations import PaidCallRequest
 from ecluse.engine.model.budget import Settlement
 from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.insight.waiting import why_run
@@ -245,7 +246,7 @@ async def test_two_replicas_at_once_never_reserve_more_than_the_budget(idle, que
     kit, one, f = idle
     await put(kit, "7.5")
     held = await claimed_items(kit, one, f, 60)
-    wanted = [reservations.Wanted(claimed, Charge("llm", "m", PRICE)) for claimed in held]
+    wanted = [PaidCallRequest(claimed, Charge("llm", "m", PRICE)) for claimed in held]
 
     async def replica(mine):
         refused = 0
@@ -266,22 +267,21 @@ async def test_what_a_dead_worker_had_reserved_is_kept_apart_and_counted_once(id
     (first,) = await claimed_items(kit, one, f, 1)
     charge = Charge("llm", "m", PRICE)
     async with kit.pool.connection() as connection:
-        await reservations.reserve(connection, [reservations.Wanted(first, charge)])
+        await reservations.reserve(connection, [PaidCallRequest(first, charge)])
         await reservations.settle_abandoned(kit.pool)
         assert query("SELECT state FROM paid_calls") == [("reserved",)]  # in hand
         await connection.execute("UPDATE items SET claim_id = NULL")  # taken over
         await connection.execute("UPDATE claims SET released = released + in_flight, fence = fence + 1")
         (second,) = await claim(connection, 1)
         await reservations.settle_abandoned(kit.pool)
-        await reservations.reserve(connection, [reservations.Wanted(second, charge)])
+        await reservations.reserve(connection, [PaidCallRequest(second, charge)])
         assert query("SELECT state FROM paid_calls ORDER BY claim_id") == [("unknown",), ("reserved",)]
         assert query(TOTALS)[0] == ("run", "all", "0.3", "0.3", False)
         for _ in range(2):  # a commit whose answer was lost is repeated
-            await reservations.settle(connection, {second.claim_key: Settlement("settled", Decimal("0.2"))})
+            await reservations.settle_costs(connection, {second.claim_key: Settlement("settled", Decimal("0.2"))})
         assert query(TOTALS)[0] == ("run", "all", "0.5", "0", False)
-        await reservations.settle(
-            connection, {first.claim_key: Settlement("settled", Decimal("0.25"))}
-        )  # it came after all
+        # It came after all.
+        await reservations.settle_costs(connection, {first.claim_key: Settlement("settled", Decimal("0.25"))})
         assert query(TOTALS)[0] == ("run", "all", "0.45", "0", False)
 
 
@@ -296,7 +296,7 @@ async def test_calls_of_started_runs_count_for_the_run_that_started_them_and_its
     await put(kit, "0.5", "all", "run", run)
     async with kit.pool.connection() as connection:
         held = await claim(connection, 1)
-        await reservations.reserve(connection, [reservations.Wanted(one, Charge("llm", "m", PRICE)) for one in held])
+        await reservations.reserve(connection, [PaidCallRequest(one, Charge("llm", "m", PRICE)) for one in held])
     reserved = query("SELECT scope, subject_id FROM spend_totals WHERE reserved > 0 AND period IN ('day', 'all')")
     assert sorted(reserved) == [("run", run), ("schedule", schedule), ("tenant", 0)]
     ((child,),) = query("SELECT id FROM runs WHERE event_key = 'child'")
@@ -311,8 +311,8 @@ async def test_a_start_that_a_caller_waits_for_is_refused_while_a_budget_is_used
     async with kit.pool.connection() as connection:
         await require_budget(connection, f, "default")
         for claimed in held:
-            await reservations.reserve(connection, [reservations.Wanted(claimed, Charge("llm", "m", Decimal("0.46")))])
-            await reservations.settle(connection, {claimed.claim_key: Settlement("settled", Decimal("0.46"))})
+            await reservations.reserve(connection, [PaidCallRequest(claimed, Charge("llm", "m", Decimal("0.46")))])
+            await reservations.settle_costs(connection, {claimed.claim_key: Settlement("settled", Decimal("0.46"))})
         with pytest.raises(
             Conflict, match=r"month's budget of tenant default has 0.04 left, .* 0.46 of 0.5"
         ) as refused:
@@ -329,7 +329,7 @@ async def test_a_budget_below_what_is_spent_or_of_another_tenant_is_refused(idle
     kit, one, f = idle
     (claimed,) = await claimed_items(kit, one, f, 1)
     async with kit.pool.connection() as connection:
-        await reservations.reserve(connection, [reservations.Wanted(claimed, Charge("llm", "m", PRICE))])
+        await reservations.reserve(connection, [PaidCallRequest(claimed, Charge("llm", "m", PRICE))])
     with pytest.raises(Conflict, match=r"0 is spent and 0.3 reserved") as refused:
         await put(kit, "0.2")
     assert refused.value.code == "BUDGET_BELOW_SPENT"

@@ -11,6 +11,7 @@ from ecluse.base.crash import crashpoint
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import as_json
 from ecluse.engine.effects import reservations
+from ecluse.engine.effects.reservations import PaidCallRequest
 from ecluse.engine.model.batched import BatchedQuery
 from ecluse.engine.model.budget import Charge, Exceeded
 from ecluse.engine.model.context import WorkContext
@@ -49,7 +50,7 @@ class PaidCalls:
         self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
-        self._wanted: dict[int, reservations.Wanted] = {}  # by item: a reservation was asked for, and may be committed
+        self._requests: dict[int, PaidCallRequest] = {}  # by item: its reservation may be committed
         self._reserving = BatchedQuery(self._reserve)
 
     def __contains__(self, item_id: int) -> bool:
@@ -63,19 +64,19 @@ class PaidCalls:
         item = claimed.item
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
-        self._wanted[item.id] = reservations.Wanted(claimed, charge)
+        self._requests[item.id] = PaidCallRequest(claimed, charge)
         if (over := await self._reserving.look(context, item)) is not None:
-            del self._wanted[item.id]
+            del self._requests[item.id]
             raise OverBudget(over)
         crashpoint("after reserve")
         self._under_way[item.id] = lock
 
     async def _reserve(self, connection: Connection, items: Sequence[Item]) -> dict[int, Exceeded | None]:
-        return await reservations.reserve(connection, [self._wanted[item.id] for item in items])
+        return await reservations.reserve(connection, [self._requests[item.id] for item in items])
 
     def may_be_reserved(self, item_id: int) -> bool:
         """Return whether cost may be reserved for a call of the item, which has to be settled with its result."""
-        return item_id in self._wanted
+        return item_id in self._requests
 
     def run_ended(self, items: Sequence[Item]) -> None:
         """Acquire, for this process, the leases that protect the paid calls of these items. Their runs have ended, and
@@ -86,11 +87,11 @@ class PaidCalls:
 
     def forget(self, item_ids: Sequence[int]) -> None:
         """Forget the calls of these items, which are over, and release the leases that this process holds for them."""
-        if not (self._under_way or self._wanted or self._kept):
+        if not (self._under_way or self._requests or self._kept):
             return
         for item_id in item_ids:
             self._under_way.pop(item_id, None)
-            self._wanted.pop(item_id, None)
+            self._requests.pop(item_id, None)
             if (kept := self._kept.pop(item_id, None)) is not None:
                 task = asyncio.create_task(self._release(kept))
                 self._releasing.add(task)

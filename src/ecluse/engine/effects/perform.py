@@ -22,15 +22,15 @@ from ecluse.engine.effects.protocol import (
     OPEN,
     SEND_WITHIN,
     EffectEnd,
+    EffectState,
     Fenced,
     Intent,
-    Standing,
     State,
     after_failure,
     agrees,
+    as_stored_json,
     conclude,
     first_look,
-    plain,
 )
 from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.item import ClaimedItem, ClaimKey, Done, Item
@@ -51,14 +51,14 @@ Answers = dict[ClaimKey, Performed | None]
 
 
 @dataclass(slots=True)
-class Target:
+class ItemOfCall:
     """An item of the call. `spent`: its write may not be sent again, and fails with this error unless it turns out to
     have been applied. `doubt`: the state of its effect, if an earlier send of it is unresolved."""
 
     claimed: ClaimedItem
     effect: UUID
     spent: VendorError | None
-    doubt: Standing | None = None
+    doubt: EffectState | None = None
 
     @property
     def item(self) -> Item:
@@ -71,7 +71,7 @@ class WriteExecutor:
 
     def __init__(
         self,
-        intend: Callable[[Intent], Awaitable[Standing]],
+        intend: Callable[[Intent], Awaitable[EffectState]],
         may_send: Callable[[Item], bool],
         now: Callable[[], datetime],
     ) -> None:
@@ -92,17 +92,17 @@ class WriteExecutor:
         as soon as it is known, so that an interruption leaves only the others open. With each item comes the error with
         which it fails if it may not be sent again."""
         call = WriteCall(self, write, context, answers)
-        targets = [Target(claimed, _effect_of(claimed.item), spent) for claimed, spent in batch]
-        targets = await call.look_up(targets)
-        while targets:
-            targets = await call.go(targets)
+        items = [ItemOfCall(claimed, _effect_of(claimed.item), spent) for claimed, spent in batch]
+        items = await call.look_up(items)
+        while items:
+            items = await call.go(items)
 
-    async def record(self, intent: Intent) -> Standing:
+    async def record(self, intent: Intent) -> EffectState:
         """Commit the intent; return the state of its effect. Raise Fenced or a VendorError, as `intend`."""
         self.phase[intent.claimed.claim_key] = "recording"
-        standing = await self._intend(intent)
-        self.phase[intent.claimed.claim_key] = "asking" if standing.state in OPEN else "recording"
-        return standing
+        recorded = await self._intend(intent)
+        self.phase[intent.claimed.claim_key] = "asking" if recorded.state in OPEN else "recording"
+        return recorded
 
     def may_send(self, item: Item, asked_at: float) -> bool:
         """Return True if the write of the item, whose intent was asked for at `asked_at`, may be sent now: it is not
@@ -122,64 +122,64 @@ class WriteCall:
         self._context = context
         self._answers = answers
 
-    async def look_up(self, targets: list[Target]) -> list[Target]:
+    async def look_up(self, items: list[ItemOfCall]) -> list[ItemOfCall]:
         """Look up the effects of items that were executed before; return the items that are to be sent or read."""
-        known = [one for one in targets if one.spent is not None or one.item.executions or one.item.crashes]
-        for one, standing in await self._record([(one, self._intent(one, send=None)) for one in known]):
-            if standing.state != "planned":
-                self._continue(one, standing)
+        known = [one for one in items if one.spent is not None or one.item.executions or one.item.crashes]
+        for one, recorded in await self._record([(one, self._intent(one, send=None)) for one in known]):
+            if recorded.state != "planned":
+                self._continue(one, recorded)
             elif one.spent is not None:
                 self._answer(one, one.spent)
-        return self._unanswered(targets)
+        return self._unanswered(items)
 
-    async def go(self, targets: list[Target]) -> list[Target]:
+    async def go(self, items: list[ItemOfCall]) -> list[ItemOfCall]:
         """Read the states at the vendor, then send what is not there. Return the items whose writes turned out to be
         in doubt, to be read once more."""
         write, found = self._write, dict[str, Any]()
         if isinstance(write, ReadableWrite):
             try:
-                found = plain(await write.read_all(self._context, [one.item for one in targets]))
+                found = as_stored_json(await write.read_all(self._context, [one.item for one in items]))
             except VendorError as error:
-                for one in targets:
+                for one in items:
                     self._answer(one, error, one.doubt and one.doubt.ended("unknown"))
                 return []
-        intents = [(one, self._decide(one, found.get(one.item.key))) for one in targets]
+        intents = [(one, self._decide(one, found.get(one.item.key))) for one in items]
         wanted = [(one, intent) for one, intent in intents if intent is not None]
         if isinstance(write, ReadableWrite) and any(intent.send for _, intent in wanted):
             # The read used the first permit. Not awaited between the intent and its send.
             await self._context.permit(wanted[0][0].item)
         sending = []
-        for one, standing in await self._record(wanted):
-            if standing.went and standing.state == "sending":
-                sending.append((one, standing))
+        for one, recorded in await self._record(wanted):
+            if recorded.went and recorded.state == "sending":
+                sending.append((one, recorded))
             elif one.doubt is not None:
-                self._answer(one, standing.quiet_until or self._executor.now() + LATER)
+                self._answer(one, recorded.quiet_until or self._executor.now() + LATER)
             else:
-                self._continue(one, standing)
+                self._continue(one, recorded)
         await self._send(sending)
-        return self._unanswered(targets)
+        return self._unanswered(items)
 
-    def _continue(self, one: Target, standing: Standing) -> None:
+    def _continue(self, one: ItemOfCall, recorded: EffectState) -> None:
         """Answer for a write whose effect was recorded before, depending on its present state; in doubt, and quiet, it
         stays open to be read."""
-        if standing.state == "planned":  # by a concurrent transaction: its row is not visible yet
+        if recorded.state == "planned":  # by a concurrent transaction: its row is not visible yet
             self._answer(one, self._executor.now() + LATER)
-        elif standing.state == "applied":
-            self._answer(one, Done(standing.result if isinstance(self._write, KeyedWrite) else standing.wanted))
-        elif standing.state not in OPEN:
-            message = standing.error or f"the write is {standing.state}"
+        elif recorded.state == "applied":
+            self._answer(one, Done(recorded.result if isinstance(self._write, KeyedWrite) else recorded.wanted))
+        elif recorded.state not in OPEN:
+            message = recorded.error or f"the write is {recorded.state}"
             self._answer(one, PermanentError(message, code="NOT_APPLIED"))
-        elif not standing.quiet_over and standing.quiet_until is not None:
-            self._answer(one, standing.quiet_until)
+        elif not recorded.quiet_over and recorded.quiet_until is not None:
+            self._answer(one, recorded.quiet_until)
         else:
-            one.doubt = standing
+            one.doubt = recorded
 
-    def _decide(self, one: Target, found: Any) -> Intent | None:
+    def _decide(self, one: ItemOfCall, found: Any) -> Intent | None:
         """Return the intent that the state `found` at the vendor leads to; None if the item is answered by it."""
         write, doubt = self._write, one.doubt
         if doubt is not None:
             return self._decide_again(one, doubt, found)
-        wanted = plain(write.wanted(one.item))
+        wanted = as_stored_json(write.wanted(one.item))
         if not isinstance(write, ReadableWrite):
             return self._intent(one, wanted)
         look = first_look(write, one.item, found, wanted)
@@ -189,7 +189,7 @@ class WriteCall:
             return None
         return self._intent(one, wanted, found, send=look == "send")
 
-    def _decide_again(self, one: Target, doubt: Standing, found: Any) -> Intent | None:
+    def _decide_again(self, one: ItemOfCall, doubt: EffectState, found: Any) -> Intent | None:
         """Find out whether the last send was applied; return the intent to send again, unless it was or may not be
         repeated."""
         write, spent, before = self._write, one.spent, doubt.before
@@ -212,16 +212,16 @@ class WriteCall:
             return None
         return self._intent(one, doubt.wanted, before, again_after=doubt.sends)
 
-    async def _send(self, sending: list[tuple[Target, Standing]]) -> None:
+    async def _send(self, sending: list[tuple[ItemOfCall, EffectState]]) -> None:
         """Send the writes, whose intents have just been committed, except those for which that took too long or which
         may not be sent any more."""
         in_time = []
-        for one, standing in sending:
-            if self._executor.may_send(one.item, standing.asked_at):
-                in_time.append((one, standing))
+        for one, recorded in sending:
+            if self._executor.may_send(one.item, recorded.asked_at):
+                in_time.append((one, recorded))
             else:
                 state: State = "unknown" if self._doubtful(one) else "planned"
-                self._answer(one, self._executor.now() + LATER, standing.ended(state, error="not sent: too late"))
+                self._answer(one, self._executor.now() + LATER, recorded.ended(state, error="not sent: too late"))
         if not in_time:
             return
         crashpoint("before send")
@@ -231,64 +231,64 @@ class WriteCall:
         try:
             answers = await self._write.send_all(self._context, orders)
         except VendorError as error:
-            for one, standing in in_time:
-                self._refused(one, standing, error)
+            for one, recorded in in_time:
+                self._refused(one, recorded, error)
             return
         crashpoint("after send")
-        for one, standing in in_time:
-            self._sent(one, standing, answers)
+        for one, recorded in in_time:
+            self._sent(one, recorded, answers)
 
-    def _sent(self, one: Target, standing: Standing, answers: Mapping[str, Any] | None) -> None:
+    def _sent(self, one: ItemOfCall, recorded: EffectState, answers: Mapping[str, Any] | None) -> None:
         """Judge the vendor's answer to the write of this item."""
         result = None if answers is None else answers.get(one.item.key, NOT_NAMED)
         if result is NOT_NAMED:
             result = TransientError("The vendor's answer does not name it", code="NOT_NAMED")
         if isinstance(result, VendorError):
-            self._refused(one, standing, result)
+            self._refused(one, recorded, result)
             return
         if isinstance(self._write, ReadableWrite):
-            if result is not None and not agrees(plain(result), standing.wanted):
-                message = f"the vendor made it {json.dumps(plain(result))} of the wanted {json.dumps(standing.wanted)}"
+            if result is not None and not agrees(got := as_stored_json(result), recorded.wanted):
+                message = f"the vendor made it {json.dumps(got)} of the wanted {json.dumps(recorded.wanted)}"
                 failed = PermanentError(message, code="NOT_AS_WANTED")
-                self._answer(one, failed, standing.ended("conflict", error=message))
+                self._answer(one, failed, recorded.ended("conflict", error=message))
                 return
-            result = standing.wanted
-        self._answer(one, Done(result), standing.ended("applied", result))
+            result = recorded.wanted
+        self._answer(one, Done(result), recorded.ended("applied", result))
 
-    def _refused(self, one: Target, standing: Standing, error: VendorError) -> None:
+    def _refused(self, one: ItemOfCall, recorded: EffectState, error: VendorError) -> None:
         state = after_failure(error, doubtful=self._doubtful(one))
-        self._answer(one, error, standing.ended(state, error=error.message))
+        self._answer(one, error, recorded.ended(state, error=error.message))
 
-    def _doubtful(self, one: Target) -> bool:
+    def _doubtful(self, one: ItemOfCall) -> bool:
         """Return True if an earlier send of the write is unresolved; the read-back of a C2 write has resolved it."""
         return one.doubt is not None and isinstance(self._write, KeyedWrite)
 
-    def _intent(self, one: Target, wanted: Any = None, before: Any = None, **options: Any) -> Intent:
+    def _intent(self, one: ItemOfCall, wanted: Any = None, before: Any = None, **options: Any) -> Intent:
         return Intent(one.claimed, one.effect, self._write, wanted, before, **options)
 
-    async def _record(self, wanted: Sequence[tuple[Target, Intent]]) -> list[tuple[Target, Standing]]:
+    async def _record(self, wanted: Sequence[tuple[ItemOfCall, Intent]]) -> list[tuple[ItemOfCall, EffectState]]:
         """Commit the intents, together; return the states of their effects. Items whose claim was lost, or whose intent
         cannot be stored, are answered."""
         record = self._executor.record
-        standings = await asyncio.gather(*(record(intent) for _, intent in wanted), return_exceptions=True)
+        results = await asyncio.gather(*(record(intent) for _, intent in wanted), return_exceptions=True)
         recorded = []
-        for (one, _), standing in zip(wanted, standings, strict=True):
-            if isinstance(standing, Fenced):
+        for (one, _), result in zip(wanted, results, strict=True):
+            if isinstance(result, Fenced):
                 self._answers[one.claimed.claim_key] = None
-            elif isinstance(standing, VendorError):
-                self._answer(one, standing)
-            elif isinstance(standing, BaseException):
-                raise standing
+            elif isinstance(result, VendorError):
+                self._answer(one, result)
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                recorded.append((one, standing))
+                recorded.append((one, result))
         return recorded
 
-    def _answer(self, one: Target, outcome: Done | VendorError | datetime, effect: EffectEnd | None = None) -> None:
+    def _answer(self, one: ItemOfCall, outcome: Done | VendorError | datetime, effect: EffectEnd | None = None) -> None:
         self._answers[one.claimed.claim_key] = Performed(outcome, effect)
         self._executor.phase.pop(one.claimed.claim_key, None)
 
-    def _unanswered(self, targets: list[Target]) -> list[Target]:
-        return [one for one in targets if one.claimed.claim_key not in self._answers]
+    def _unanswered(self, items: list[ItemOfCall]) -> list[ItemOfCall]:
+        return [one for one in items if one.claimed.claim_key not in self._answers]
 
 
 NOT_NAMED = object()

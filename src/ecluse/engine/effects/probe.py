@@ -12,7 +12,7 @@ import structlog
 
 from ecluse.db.connect import Pool
 from ecluse.db.query import fetch_rows
-from ecluse.engine.effects.protocol import EffectEnd, conclude, plain, settle
+from ecluse.engine.effects.protocol import EffectEnd, as_stored_json, conclude, store_effects
 from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.item import Item
@@ -54,7 +54,7 @@ async def settle_forgotten(
     async def settled(item: Item, *effect: Any) -> None:
         ended = await _read_back(flows[item.flow], contexts[item.flow], item, *effect)
         async with pool.connection() as connection, connection.transaction():
-            await settle(connection, [ended], replica)
+            await store_effects(connection, [ended], replica)
             message = f"a write of {item.event_id} was in doubt: {ended.state}"
             await run_log.write(connection, item.run_id, message, level="warning", event_id=item.event_id)
 
@@ -74,5 +74,5 @@ async def _read_back(
         raise TypeError(f"{item.flow}/{item.stage} is no write that can be read back any more")
     async with asyncio.timeout(stage.time_limit.total_seconds()):
         await context.permit(item)
-        found = plain((await stage.work.read_all(context, [item])).get(item.key))
+        found = as_stored_json((await stage.work.read_all(context, [item])).get(item.key))
     return EffectEnd(name, sends, conclude(found, wanted, before))

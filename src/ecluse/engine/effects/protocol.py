@@ -42,7 +42,7 @@ class Fenced(Exception):
     """The claim is no longer this worker's: it was taken over, or the run has ended."""
 
 
-class Standing(NamedTuple):
+class EffectState(NamedTuple):
     """The state of an effect in the database; `went`: this intent was recorded, and the write is to be sent now."""
 
     id: UUID
@@ -76,7 +76,7 @@ class Intent:
     before: Any = None
     send: bool | None = True
     again_after: int = 0
-    answer: asyncio.Future[Standing] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[EffectState] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def row(self) -> dict[str, Any]:
         """Return the input row of the statement INTEND for this intent."""
@@ -92,14 +92,14 @@ class Intent:
             "sends": self.again_after + 1 if self.send else 0,
         }
 
-    def reply(self, standing: Standing | None) -> None:
-        """Pass `standing` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
+    def reply(self, recorded: EffectState | None) -> None:
+        """Pass `recorded` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
         if self.answer.done():  # the caller was cancelled
             return
-        if standing is None:
+        if recorded is None:
             self.answer.set_exception(Fenced())
         else:
-            self.answer.set_result(standing)
+            self.answer.set_result(recorded)
 
     def refuse(self, error: VendorError) -> None:
         """Raise the error in the execution that awaits `answer`: the intent cannot be stored."""
@@ -167,7 +167,7 @@ WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
 """
 
 
-def plain(value: Any) -> Any:
+def as_stored_json(value: Any) -> Any:
     """Return the value as it reads after being stored as JSON, so that values can be compared."""
     return from_json(to_json(value))
 
@@ -185,7 +185,7 @@ def first_look(write: ReadableWrite, item: Item, found: Any, wanted: Any) -> Lit
     than the write expects."""
     if agrees(found, wanted):
         return "applied"
-    return "send" if write.expected is None or agrees(found, plain(write.expected(item))) else "conflict"
+    return "send" if write.expected is None or agrees(found, as_stored_json(write.expected(item))) else "conflict"
 
 
 def agrees(found: Any, wanted: Any) -> bool:
@@ -205,7 +205,7 @@ def after_failure(error: VendorError, *, doubtful: bool) -> State:
 
 async def record(
     connection: Connection, intents: list[Intent], fences: dict[int, int], replica: str
-) -> dict[ClaimKey, Standing]:
+) -> dict[ClaimKey, EffectState]:
     """Record the intents, in the committer's transaction; return the states of their effects, by claim key. `fences`:
     the fences of their claims, by claim id. Intents missing from the result lost their claim (fenced)."""
     parameters = {
@@ -217,10 +217,12 @@ async def record(
     }
     asked_at = asyncio.get_running_loop().time()
     rows = await fetch_rows(connection, INTEND, parameters, prepare=True)
-    return {(item, claim): Standing._make([*standing, asked_at]) for item, claim, *standing in rows}
+    return {(item, claim): EffectState._make([*columns, asked_at]) for item, claim, *columns in rows}
 
 
-async def settle(connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()) -> None:
+async def store_effects(
+    connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()
+) -> None:
     """Store the states of effects after executions. `accepted`: items whose results were stored in the same
     transaction; if the replica was declared dead, only their effects are settled."""
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]

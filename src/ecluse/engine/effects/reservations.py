@@ -125,7 +125,7 @@ WITHIN = {
 }
 
 
-class Wanted(NamedTuple):
+class PaidCallRequest(NamedTuple):
     """A paid call that is about to be made."""
 
     claimed: ClaimedItem
@@ -140,7 +140,7 @@ class Root(NamedTuple):
     created_on: date
 
 
-async def reserve(connection: Connection, wanted: Sequence[Wanted]) -> dict[int, Exceeded | None]:
+async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> dict[int, Exceeded | None]:
     """Reserve the cost of these calls, in one transaction; return by item the budget that has no room, or None. Items
     of the same stage, for which the same budget has no room either, are postponed with them."""
     rows = await fetch_rows(connection, ROOTS, (list({one.claimed.item.run_id for one in wanted}),))
@@ -167,7 +167,9 @@ async def reserve(connection: Connection, wanted: Sequence[Wanted]) -> dict[int,
     return found
 
 
-async def _postpone(connection: Connection, wanted: Sequence[Wanted], found: Mapping[int, Exceeded | None]) -> None:
+async def _postpone(
+    connection: Connection, wanted: Sequence[PaidCallRequest], found: Mapping[int, Exceeded | None]
+) -> None:
     """Postpone the items that wait in the stages of the refused calls, in the scope of their budgets."""
     refused = {
         (over.key, item.flow, item.stage, one.claimed.item.lane_id): over
@@ -192,7 +194,7 @@ async def lock_totals(connection: Connection, keys: Collection[TotalKey]) -> dic
     }
 
 
-async def settle(connection: Connection, ended: Mapping[ClaimKey, Settlement]) -> None:
+async def settle_costs(connection: Connection, ended: Mapping[ClaimKey, Settlement]) -> None:
     """Store what became of these calls, in the caller's transaction. A call that was not reserved, or is settled, is
     left out."""
     rows = [
@@ -208,7 +210,7 @@ async def settle_abandoned(pool: Pool) -> None:
     async with pool.connection() as connection:
         if found := await fetch_rows(connection, ABANDONED):
             async with connection.transaction():
-                await settle(connection, {(item, claim): Settlement("unknown") for item, claim in found})
+                await settle_costs(connection, {(item, claim): Settlement("unknown") for item, claim in found})
 
 
 def _warn_of_unpriced(charge: Charge) -> None:
@@ -218,11 +220,11 @@ def _warn_of_unpriced(charge: Charge) -> None:
         log.warning("budgets: model without a price, its calls count as 0", vendor=charge.vendor, model=charge.model)
 
 
-def _totals(one: Wanted, root: Root, today: date) -> list[TotalKey]:
+def _totals(one: PaidCallRequest, root: Root, today: date) -> list[TotalKey]:
     return totals_of(one.claimed.item.tenant_id, root.schedule_id, root.run_id, root.created_on, today)
 
 
-def _row(one: Wanted, root: Root, day: date) -> dict[str, Any]:
+def _row(one: PaidCallRequest, root: Root, day: date) -> dict[str, Any]:
     item, charge = one.claimed.item, one.charge
     return {
         "item_id": item.id,

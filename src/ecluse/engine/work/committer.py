@@ -23,7 +23,7 @@ from ecluse.db.connect import Connection, Pool, together
 from ecluse.db.outage import is_unavailable, until_back
 from ecluse.db.query import fetch_rows
 from ecluse.engine.effects import protocol, reservations
-from ecluse.engine.effects.protocol import Intent, Standing
+from ecluse.engine.effects.protocol import EffectState, Intent
 from ecluse.engine.lanes.registry import Lanes
 from ecluse.engine.model import counters
 from ecluse.engine.model.item import ClaimKey
@@ -115,7 +115,7 @@ class Committer:
         self._gathered.append(one)
         self._something.set()
 
-    async def intend(self, intent: Intent) -> Standing:
+    async def intend(self, intent: Intent) -> EffectState:
         """Commit the intent with the next batch, and return the state of its effect. Raise Fenced if its claim was
         lost, a VendorError if it cannot be stored."""
         self.put(intent)
@@ -196,7 +196,7 @@ class Committer:
             "replica": self._replica,
         }
         accepted: dict[ClaimKey, Accepted] = {}
-        recorded: dict[ClaimKey, Standing] = {}
+        recorded: dict[ClaimKey, EffectState] = {}
         async with self._pool.connection() as connection:
             if intents or ended or paid or any(one.is_heard for one in results):
                 async with together(connection):
@@ -211,10 +211,10 @@ class Committer:
                     if intents:
                         recorded = await protocol.record(connection, intents, fences, self._replica)
                     if ended:
-                        await protocol.settle(connection, ended, self._replica, [item for item, _ in accepted])
+                        await protocol.store_effects(connection, ended, self._replica, [item for item, _ in accepted])
                     await hooks.call(connection, results, accepted)
                     if paid:  # last: no lock is awaited while those on the totals are held
-                        await reservations.settle(connection, paid)
+                        await reservations.settle_costs(connection, paid)
                     crashpoint("in commit")
                 if intents:
                     crashpoint("after intent")
