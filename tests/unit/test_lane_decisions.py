@@ -18,8 +18,8 @@ from ecluse.engine.model.breaker import (
     FailureStreak,
     asked_for,
     counts,
-    is_outage,
     is_spared,
+    is_vendor_outage,
     tally,
 )
 from ecluse.insight.causes import Facts, cause_of, detail_with_position, expected, grouped, merged, summary
@@ -157,7 +157,7 @@ def test_an_outage_uses_up_an_execution_only_while_the_item_may_be_at_fault(
     ],
 )
 def test_a_429_uses_up_an_attempt_whatever_its_breaker_does(breaker, code, outage):
-    assert is_outage(breaker, TransientError("no", code=code)) is outage
+    assert is_vendor_outage(breaker, TransientError("no", code=code)) is outage
     assert {"VENDOR_ERROR_500", "VENDOR_ERROR_599", "TIMEOUT"} < OUTAGES
 
 

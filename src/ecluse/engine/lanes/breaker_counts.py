@@ -54,12 +54,12 @@ async def record_results(
         for lane_id, failures, trips, since, failing, most, broken, lane, now in rows:
             mine = [one for one in results if one.lane_id == lane_id]
             before = FailureStreak(failures, trips, since, frozenset(failing)) if failures else NO_FAILURES
-            row, too_long = tally(before, mine, most)
-            if broken or row == before:  # open already: these calls were in flight together with the last one
+            streak, too_long = tally(before, mine, most)
+            if broken or streak == before:  # open already: these calls were in flight together with the last one
                 continue
             last = next((one for one in reversed(mine) if one.counts), None)
-            facts = {"lane": lane_id, **row._asdict(), "items": list(row.items)}
-            await connection.execute(PUT, {**facts, "error": last.error if row.failures and last else None})
+            facts = {"lane": lane_id, **streak._asdict(), "items": list(streak.items)}
+            await connection.execute(PUT, {**facts, "error": last.error if streak.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
                 reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; closed for {pause}"
@@ -68,9 +68,9 @@ async def record_results(
                     log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)
                 else:
                     log.error("lanes: circuit breaker triggered", lane=lane, reason=reason)
-                    message = down(lane, row.since or now, now + pause, last.error) if last.outage else reason
+                    message = down(lane, streak.since or now, now + pause, last.error) if last.outage else reason
                     changes.append(Change(lane, "error", message))
-            elif before.trips and not row.failures:
+            elif before.trips and not streak.failures:
                 took = timedelta(seconds=round((now - (before.since or now)).total_seconds()))
                 message = f"Lane {lane}: the vendor answers again after {took}"
                 log.warning("lanes: circuit breaker closed", lane=lane, after=str(took))

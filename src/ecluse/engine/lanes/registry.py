@@ -33,8 +33,8 @@ from ecluse.engine.model.breaker import (
     Spared,
     asked_for,
     counts,
-    is_outage,
     is_spared,
+    is_vendor_outage,
     tally,
 )
 from ecluse.engine.model.flow import Flow
@@ -45,7 +45,7 @@ LANES_CHANNEL = "ecluse_lanes"
 POLL_SECONDS = 5.0
 A_MOMENT = 0.02  # seconds by which our clock may be ahead of the database's
 
-STANDING = """
+LANE_STATES = """
 SELECT id, base, paused_at IS NOT NULL AS paused, CASE WHEN held_until > ecluse_now() THEN held_until END AS held_until,
        failures, trips, failing_since, failing,
        num_nulls(max_in_flight, max_per_key, per_second, break_after) < 4 AS capped, spacing
@@ -53,7 +53,7 @@ FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%
 """
 
 
-class Standing(NamedTuple):
+class LaneState(NamedTuple):
     id: int
     base: str
     paused: bool
@@ -80,7 +80,7 @@ class Lanes:
         self.stages = {(flow.name, stage.name): stage for flow in flows for stage in flow.stages}
         self._declared = {stage.lane.name: stage.lane for stage in self.stages.values()}
         self.bases = sorted(self._declared)
-        self._known: dict[int, Standing] = {}
+        self._known: dict[int, LaneState] = {}
         self.counting: dict[int, FailureStreak] = {}  # lanes whose breaker has counted failures, and its counts
         self._closed: dict[int, datetime | None] = {}  # until when; None: until an operator resumes it
         self._rings_at: dict[int, datetime] = {}  # ends of holds for which the alarm is set
@@ -151,7 +151,7 @@ class Lanes:
         before = self.counting.get(lane_id, NO_FAILURES)
         if until is None and not (counted or (counted is False and before.failures)):
             return None
-        outage, closed = bool(counted) and is_outage(lane.breaker, error), self.is_closed(lane_id)
+        outage, closed = bool(counted) and is_vendor_outage(lane.breaker, error), self.is_closed(lane_id)
         end = CallResult(lane_id, item.id, storable(str(error)), now, until, counted, outage)
         self._unwritten.append(end)
         self._count(end)
@@ -168,13 +168,13 @@ class Lanes:
         breaker, before = self._breaker(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
-        row, too_long = tally(before, [end], breaker.failures)
+        streak, too_long = tally(before, [end], breaker.failures)
         if too_long and not self.is_closed(end.lane_id):
             self._closed[end.lane_id] = end.at + breaker.pause_after(before.trips)
         else:
-            row = row._replace(trips=before.trips if row.failures else 0)
-        if row.failures:
-            self.counting[end.lane_id] = row
+            streak = streak._replace(trips=before.trips if streak.failures else 0)
+        if streak.failures:
+            self.counting[end.lane_id] = streak
         else:
             self.counting.pop(end.lane_id, None)
 
@@ -250,7 +250,7 @@ class Lanes:
         """Read these lanes, or all: their caps, which are closed and what their breakers have counted; and add the
         results that are not written yet."""
         given = {"bases": self.bases, "ids": None if ids is None else list(ids)}
-        rows = await fetch_all(connection, Standing, STANDING, given)
+        rows = await fetch_all(connection, LaneState, LANE_STATES, given)
         for lane_id in list(self._known) if ids is None else ids:
             for facts in (self._known, self._closed, self.counting):
                 facts.pop(lane_id, None)

@@ -83,7 +83,7 @@ class CallResult(NamedTuple):
     error: str
     at: datetime
     until: datetime | None  # the vendor asked for no calls before this instant
-    counts: bool | None  # True adds to the breaker's row, False ends the row, None does neither
+    counts: bool | None  # True adds to the streak of failures, False ends it, None does neither
     outage: bool = False
 
 
@@ -113,32 +113,32 @@ def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
     return None if code in NO_ANSWER | breaker.silent else False
 
 
-def is_outage(breaker: Breaker | None, error: Exception | None) -> bool:
+def is_vendor_outage(breaker: Breaker | None, error: Exception | None) -> bool:
     """Return True if the error is one of OUTAGES and this breaker counts it: the vendor seems to be down."""
     return breaker is not None and isinstance(error, VendorError) and error.code in breaker.codes & OUTAGES
 
 
-def tally(row: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple[FailureStreak, bool]:
+def tally(streak: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple[FailureStreak, bool]:
     """Add call results to a lane's consecutive failures; return the new streak, and whether it has exceeded `most`
     failures (the breaker opens). The count is capped at `most`, so that one failed probe opens the breaker again. Once
     exceeded, a success in the same batch does not reset the streak: that call was in flight with the failures."""
     too_long = False
     for end in ends:
         if end.counts:
-            items = row.items if len(row.items) > most else row.items | {end.item_id}
-            too_long = too_long or row.failures >= most
-            row = FailureStreak(min(row.failures + 1, most), row.trips, row.since or end.at, items)
+            items = streak.items if len(streak.items) > most else streak.items | {end.item_id}
+            too_long = too_long or streak.failures >= most
+            streak = FailureStreak(min(streak.failures + 1, most), streak.trips, streak.since or end.at, items)
         elif not too_long:
-            row = NO_FAILURES
-    return (row._replace(trips=row.trips + 1), True) if too_long else (row, False)
+            streak = NO_FAILURES
+    return (streak._replace(trips=streak.trips + 1), True) if too_long else (streak, False)
 
 
-def is_spared(breaker: Breaker, row: FailureStreak, now: datetime, *, executions: int, budget: int) -> bool:
-    """Return True if a failed execution is the vendor's fault and is not counted against its item. `row` and
+def is_spared(breaker: Breaker, streak: FailureStreak, now: datetime, *, executions: int, budget: int) -> bool:
+    """Return True if a failed execution is the vendor's fault and is not counted against its item. `streak` and
     `executions` include this failure. It is if more than `breaker.failures` different items failed in the streak; or if
     the item has used up its `budget`, the streak has at least min(`budget`, `breaker.failures`) failures, and it is
     younger than `breaker.doubt`."""
-    if len(row.items) > breaker.failures:
+    if len(streak.items) > breaker.failures:
         return True
-    alone = executions >= budget and row.failures >= min(budget, breaker.failures)
-    return alone and row.since is not None and now - row.since < breaker.doubt
+    alone = executions >= budget and streak.failures >= min(budget, breaker.failures)
+    return alone and streak.since is not None and now - streak.since < breaker.doubt
