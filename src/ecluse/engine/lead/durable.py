@@ -42,7 +42,7 @@ RECORD_SECONDS = 0.1
 GIVE_BACK_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 
-DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `is_outage` tells an outage from other errors
+DATABASE_ERRORS = (psycopg.Error, exc.SQLAlchemyError)  # `is_database_outage` tells an outage from other errors
 
 R = TypeVar("R")
 Lead = Callable[[int], Awaitable[None]]
@@ -52,7 +52,7 @@ class NotHere(Exception):
     """This process cannot lead the run, because its flow is not loaded here; another replica may."""
 
 
-def is_outage(error: BaseException) -> bool:
+def is_database_outage(error: BaseException) -> bool:
     """Return True if the error means that the database is unavailable, whether the driver raised it or DBOS wrapped
     it."""
     if isinstance(error, exc.DBAPIError):
@@ -63,7 +63,7 @@ def is_outage(error: BaseException) -> bool:
 def is_dbos_or_outage(error: Exception) -> bool:
     """Return True if the error is a signal of DBOS itself, or a database outage under DBOS; any other error is the
     story's."""
-    return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_outage(error))
+    return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_database_outage(error))
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def _as_driver_error() -> Iterator[None]:
     try:
         yield
     except exc.SQLAlchemyError as error:
-        if not is_outage(error):
+        if not is_database_outage(error):
             raise
         raise psycopg.OperationalError(one_line(error)) from error
 
@@ -101,7 +101,7 @@ async def _workflow(run_id: int) -> None:
             await asyncio.to_thread(_give_back, name)
         raise asyncio.CancelledError from error
     except DATABASE_ERRORS as error:
-        if not is_outage(error):
+        if not is_database_outage(error):
             raise
         # A database outage is not the story's fault. Only a cancelled workflow stays pending, to be resumed; any other
         # error would be recorded as the workflow's end as soon as the database is back.
