@@ -10,7 +10,7 @@ import pytest
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine import Alert, Alerts, Measure, Measured
-from ecluse.engine.cluster.alerts import watch
+from ecluse.engine.cluster.alerts import evaluate_measures
 from tests.support.engine_flows import flow, stage
 from tests.support.pricing_rows import connected
 
@@ -44,7 +44,7 @@ async def test_an_alert_of_a_flow_is_raised_once_and_gives_way_to_a_more_severe_
     async with connected(dsn) as connection:
         for count in (5, 6, 4, 11, 6, 2):
             boxes.letters = {"7": count, "8": None}
-            await watch(connection, boxes.flow)
+            await evaluate_measures(connection, boxes.flow)
         rows = await fetch_rows(connection, ALERTS)
         events = await fetch_rows(connection, EVENTS)
     assert [row[1:3] for row in rows] == [("7", "Many"), ("7", "Flood")]
@@ -59,11 +59,11 @@ async def test_the_alert_of_a_record_that_is_gone_is_cleared_and_two_of_a_measur
     boxes = Boxes()
     boxes.letters = {"7": 11.0}
     async with connected(dsn) as connection:
-        await watch(connection, boxes.flow)
+        await evaluate_measures(connection, boxes.flow)
         with pytest.raises(psycopg.errors.UniqueViolation):
             await connection.execute(COPY)
         boxes.letters = {}
-        await watch(connection, boxes.flow)
+        await evaluate_measures(connection, boxes.flow)
         assert [row[2:] for row in await fetch_rows(connection, ALERTS)] == [
             ("Flood", "Box 7: 11.0 letters wait, more than 10", False)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.engine.cluster.alerts import watch
+from ecluse.engine.cluster.alerts import evaluate_measures
 from ecluse.flows.pricing import metrics
 from ecluse.notify.dispatch import dispatch
 from ecluse.notify.flow import working
@@ -35,13 +35,13 @@ async def test_a_shop_that_refuses_slows_its_lane_and_alerts_slack_and_pagerduty
         run = await shop.previewed(connection, await shop.project(connection))
         sandbox.set_faults([REFUSED])
         assert (await shop.applied(connection, run))["status"] == "FAILED"
-        await watch(connection, made.flow)
+        await evaluate_measures(connection, made.flow)
         assert query(pace) == [(5_000, 0.5)]
         await notified.settled(2)
         assert (await metrics.read(connection))[0]["throttled"] == 4
         assert (await shop.retried(connection, run))["status"] == "APPLIED"
         query("UPDATE clock_offset SET \"offset\" = interval '6 minutes'")
-        await watch(connection, made.flow)
+        await evaluate_measures(connection, made.flow)
         await notified.settled(4)
 
     slack = [one["value"].splitlines()[0] for one in sandbox.ledger("slack", "effect")]

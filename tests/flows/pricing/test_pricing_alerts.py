@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ecluse.db.query import fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
-from ecluse.engine.cluster.alerts import LOCK, watch
+from ecluse.engine.cluster.alerts import LOCK, evaluate_measures
 from ecluse.engine.model.alerts import decide
 from ecluse.flows.pricing import metrics
 from ecluse.flows.pricing.metrics import ALERTS, measured
@@ -154,7 +154,7 @@ async def test_an_alert_is_raised_and_cleared_once_with_an_event_each(dsn):
         run = await new_run(connection, project, 101, "QUEUED")
         await ended(connection, run, 101)
         for _ in range(2):
-            await watch(connection, FLOW)
+            await evaluate_measures(connection, FLOW)
         assert sorted(await fetch_rows(connection, EVENTS)) == [
             ("pricing.alert.critical.raised", CRITICAL_RATE),
             ("pricing.alert.critical.raised", CRITICAL_DLQ),
@@ -165,9 +165,9 @@ async def test_an_alert_is_raised_and_cleared_once_with_an_event_each(dsn):
         async with other.transaction():  # while another replica decides
             assert await fetch_value(other, LOCK, (FLOW.name,))
             await connection.execute("DELETE FROM rule_runs")
-            await watch(connection, FLOW)
+            await evaluate_measures(connection, FLOW)
             assert len(await fetch_rows(connection, EVENTS)) == 2
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert await fetch_value(connection, "SELECT count(*) FROM pricing_alerts WHERE cleared_at IS NULL") == 0
         assert [kind for kind, _ in await fetch_rows(connection, EVENTS)][2:] == ["pricing.alert.critical.cleared"] * 2
         keys = "SELECT count(DISTINCT payload ->> 'dedup_key'), count(*) FROM events_outbox"
@@ -178,9 +178,9 @@ async def test_the_alerts_of_a_deleted_project_are_cleared(dsn):
     async with connected(dsn) as connection:
         project = await new_project(connection)
         await ended(connection, await new_run(connection, project, 10, "QUEUED"), 10)
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         await connection.execute("UPDATE pricing_projects SET deleted_at = ecluse_now()")
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert await fetch_rows(connection, "SELECT alert, cleared_at IS NULL FROM pricing_alerts") == [
             (CRITICAL_RATE, False)
         ]
@@ -196,18 +196,18 @@ async def test_a_burst_of_429s_halves_the_pace_of_the_lane_until_five_quiet_minu
         _, items = await new_execution(connection, run, lane, [1] * 4)
         for seconds in (40, 30, 20):
             await refuse(connection, items, timedelta(seconds=seconds))
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert await fetch_row(connection, pace) == (2, None)
         await refuse(connection, items[:1], timedelta(seconds=10))
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert await fetch_row(connection, pace) == (1, True)
         await connection.execute("UPDATE clock_offset SET \"offset\" = interval '4 minutes'")
         await refuse(connection, items)
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert await fetch_value(connection, "SELECT slowed_until - ecluse_now() > interval '4 minutes' FROM lanes")
         assert await fetch_rows(connection, EVENTS) == [("pricing.alert.warning.raised", BURST)]
         await connection.execute("UPDATE clock_offset SET \"offset\" = interval '10 minutes'")
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         assert (await fetch_rows(connection, EVENTS))[1:] == [("pricing.alert.warning.cleared", BURST)]
 
 
@@ -216,6 +216,6 @@ async def test_an_open_breaker_alerts_operations(dsn):
     async with connected(dsn) as connection:
         await new_lane(connection, await new_project(connection))
         await connection.execute("UPDATE lanes SET trips = 1, failing_since = ecluse_now()")
-        await watch(connection, FLOW)
+        await evaluate_measures(connection, FLOW)
         ((told,),) = await fetch_rows(connection, "SELECT payload ->> 'summary' FROM events_outbox")
     assert told.startswith("Shop: Circuit breaker triggered")

@@ -29,10 +29,10 @@ CLEAR = "UPDATE alerts SET cleared_at = ecluse_now() WHERE id = ANY(%s) AND clea
 async def evaluate(pool: Pool, flow: Flow) -> None:
     """Raise and clear the alerts of a flow. A periodic job of every worker; one at a time does it."""
     async with pool.connection() as connection:
-        await watch(connection, flow)
+        await evaluate_measures(connection, flow)
 
 
-async def watch(connection: Connection, flow: Flow) -> None:
+async def evaluate_measures(connection: Connection, flow: Flow) -> None:
     """Read the measures of a flow, and store what follows from them, with the events, in one transaction; do nothing
     while another replica does it."""
     if flow.alerts is None:

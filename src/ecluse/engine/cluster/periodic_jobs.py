@@ -63,6 +63,6 @@ def of_worker(
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
     ]
     for flow in flows.values():
-        jobs += [Job(f"watching {flow.name}", 15.0, partial(sweeps.watch, flow=flow))] if flow.watch else []
+        jobs += [Job(f"watching {flow.name}", 15.0, partial(sweeps.run_flow_watch, flow=flow))] if flow.watch else []
         jobs += [Job(f"alerts of {flow.name}", 15.0, partial(alerts.evaluate, flow=flow))] if flow.alerts else []
     return jobs

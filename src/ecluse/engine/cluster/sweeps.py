@@ -83,7 +83,7 @@ class SelfClosingRuns:
         self._place = await completion.sweep(pool, self._flows, self._place)
 
 
-async def watch(pool: Pool, flow: Flow) -> None:
+async def run_flow_watch(pool: Pool, flow: Flow) -> None:
     """Call the flow's own sweep (`Flow.watch`)."""
     if flow.watch is not None:
         async with pool.connection() as connection:
