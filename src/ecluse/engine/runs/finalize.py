@@ -76,7 +76,7 @@ async def end_runs(
         if flow.units is not None:
             await units.keep_counts(connection, flow.units, [by_id[run_id] for run_id in found])
         selected = sum(locked.selected or 0 for locked in found.values())
-        await outcomes.settle(connection, flow, found, end, selected)
+        await outcomes.settle_outcomes(connection, flow, found, end, selected)
         await items.fail_waiting(connection, found, None, "RUN_ENDED", "The run ended first", by="end of run")
         for statement in (CLOSE_WORK, leases.END_OF_RUNS):
             await connection.execute(statement, {"runs": list(found)})

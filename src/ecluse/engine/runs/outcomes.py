@@ -1,5 +1,6 @@
 """The outcomes of the targets of a run. A flow may settle a target while its run is open (`settle_targets`); the end of
-the run settles the others (`settle`) and counts all of them (`tally`). The first outcome of a target is final."""
+the run settles the others (`settle_outcomes`) and counts all of them (`tally`). The first outcome of a target is
+final."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def of_unfinished(end: RunEnd) -> tuple[str, str]:
     return end.code or "RUN_ENDED", storable(f"Run {how}: {why}")
 
 
-async def settle(connection: Connection, flow: Flow, run_ids: Collection[int], end: RunEnd, selected: int) -> None:
+async def settle_outcomes(
+    connection: Connection, flow: Flow, run_ids: Collection[int], end: RunEnd, selected: int
+) -> None:
     """Settle the targets of these ending runs that have no outcome yet, in the transaction that ends the runs.
     `selected` is the number of all their targets."""
     code, reason = of_unfinished(end)
@@ -124,9 +127,9 @@ WHERE r.id = ANY(%(runs)s) GROUP BY r.id
 async def tally(
     connection: Connection, run_ids: Collection[int], end: RunEnd
 ) -> list[tuple[int, dict[str, int], float]]:
-    """Count the targets of these ending runs by outcome, after `settle`. Return for each run its id, the counts by
-    TALLIED, and the seconds since the run began. `cancelled` counts the failed targets that an end on request cut
-    short."""
+    """Count the targets of these ending runs by outcome, after `settle_outcomes`. Return for each run its id, the
+    counts by the names in TALLIED, and the seconds since the run began (since its creation, if it never began).
+    `cancelled` counts the failed targets that an end on request cut short; `failed` includes them."""
     given = {"runs": list(run_ids), "on_request": end.cause in ON_REQUEST, "cancelled": CANCELLED}
     rows = await fetch_rows(connection, TALLY, given)
     return [(run_id, dict(zip(TALLIED, counts, strict=True)), seconds) for run_id, *counts, seconds in rows]
