@@ -77,6 +77,12 @@ def test_a_slot_that_was_given_up_for_overlap_says_so():
     assert str(decide(held, at(9), RULES).slots[0].reason).startswith(OVERLAP)
 
 
+def test_an_instant_beyond_the_catch_up_limit_names_the_limit_and_its_knob():
+    (*_, latest) = decide(NIGHTLY, at(26 + 23), replace(RULES, catch_up_within=timedelta(hours=1.5))).slots
+    limit = "the catch-up limit of 1.5 h (ECLUSE_CATCH_UP_HOURS)"
+    assert latest.reason == f"no scheduler was running in time, and the instant is older than {limit}"
+
+
 @pytest.mark.req("G-27")
 @pytest.mark.parametrize("away", [timedelta(minutes=1), timedelta(hours=1), timedelta(hours=25), timedelta(days=40)])
 def test_every_instant_of_a_downtime_is_recorded_or_counted(away):

@@ -87,7 +87,7 @@ async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> 
     """Delete a budget of the tenant, in the caller's transaction. Raises NotFound."""
     row = await fetch_row(connection, ONE, (tenant, budget_id))
     if row is None:
-        raise NotFound(f"there is no budget {budget_id}")
+        raise NotFound(f"There is no budget {budget_id}.")
     key = TotalKey(tenant, *row)
     await lock_totals(connection, [key])  # before the budget, as in `set_budget`
     await connection.execute("DELETE FROM budgets WHERE id = %s", (budget_id,))
@@ -115,7 +115,7 @@ async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: in
     and InvalidInput for a run that counts against the budget of another one."""
     row = await fetch_row(connection, SUBJECT[scope], {"tenant": tenant, "subject": subject_id})
     if row is None:
-        raise NotFound(f"there is no {scope} {subject_id}")
+        raise NotFound(f"There is no {scope} {subject_id}.")
     day, parent = row
     if parent is not None:
         raise InvalidInput(

@@ -185,7 +185,7 @@ def _as_json(rows: list[dict[str, Any]]) -> str:
 def _row(start: Start) -> dict[str, Any]:
     flow = start.flow
     if not 1 <= len(start.event_key) <= 500 or "\x00" in start.event_key:
-        raise InvalidInput("the event key of a run is 1 to 500 characters without NUL")
+        raise InvalidInput("event_key: must be 1 to 500 characters, without NUL")
     check_tenant_name(start.tenant_id)
     return {
         "tenant": start.tenant_id,
@@ -205,7 +205,7 @@ def _row(start: Start) -> dict[str, Any]:
 def check_tenant_name(tenant_id: str) -> None:
     """Raise InvalidInput if the text is not a valid name of a tenant."""
     if not TENANT.fullmatch(tenant_id):
-        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant_id!r}")
+        raise InvalidInput(f"tenant: must be 1 to 100 letters, digits, '.', '_' or '-', not {tenant_id!r}")
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:

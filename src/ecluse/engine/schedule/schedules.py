@@ -48,12 +48,12 @@ class NewSchedule:
         """Return the columns as they are stored; raise InvalidInput if one is invalid."""
         check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
-            raise InvalidInput(f"the name of a schedule is 1 to {LONGEST_NAME} characters")
+            raise InvalidInput(f"name: must be 1 to {LONGEST_NAME} characters, without NUL")
         check_tenant_name(self.tenant_id)
         if self.overlap not in get_args(Overlap) or self.catch_up not in ("latest", "skip"):
-            raise InvalidInput("overlap is wait, allow or skip, catch_up is latest or skip")
+            raise InvalidInput("overlap: must be wait, allow or skip; catch_up: must be latest or skip")
         if self.flow.fire is not None and self.overlap == "wait":
-            raise InvalidInput(f"overlap of a schedule of flow {self.flow.name} is allow or skip")
+            raise InvalidInput(f"overlap: must be allow or skip for flow {self.flow.name}")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)
         own = {"flow": self.flow.name, "name": self.name.strip(), "unique_name": self.flow.unique_names}
         given = {**vars(self), **own}
@@ -62,7 +62,7 @@ class NewSchedule:
 
 def check_schedulable(flow: Flow) -> None:
     if not flow.schedulable:
-        raise InvalidInput(f"runs of flow {flow.name} are only items: they cannot be scheduled")
+        raise InvalidInput(f"flow: {flow.name} cannot be scheduled, because its runs are only items")
 
 
 TIMING = ("cron", "timezone", "window_start", "window_end", "enabled")
@@ -170,7 +170,7 @@ async def fire_by_hand(
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
-            raise InvalidInput(f"schedule {schedule_id} is of flow {row['flow']}, not {flow.name}")
+            raise InvalidInput(f"flow: schedule {schedule_id} belongs to flow {row['flow']}, not to {flow.name}")
         key = flow.slot_key.format(schedule=schedule_id, due=f"manual-{uuid.uuid4()}")
         given = row["input"] if input is None else input
         wanted = start(Start(flow, key, tenant_id, given, schedule_id=schedule_id))

@@ -137,7 +137,8 @@ def _verdict(schedule: Schedule, table: Timetable, due_at: datetime, now: dateti
     if late and schedule.catch_up == "skip":
         return Slot(due_at, "missed", f"{NOT_RUNNING}, and catch_up is skip")
     if late and now - due_at > rules.catch_up_within:
-        return Slot(due_at, "missed", f"{NOT_RUNNING}; older than {rules.catch_up_within} it is not caught up on")
+        limit = f"{rules.catch_up_within / timedelta(hours=1):g} h (ECLUSE_CATCH_UP_HOURS)"
+        return Slot(due_at, "missed", f"{NOT_RUNNING}, and the instant is older than the catch-up limit of {limit}")
     if table.window is not None and not table.window.contains(now, table.zone):
         return Slot(due_at, "skipped", OUTSIDE)
     if held:
