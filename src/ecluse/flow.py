@@ -1,9 +1,8 @@
-"""The kit for authors of flows: all that a flow imports, and `Package`, in which flows are delivered.
+"""The kit for authors of flows: every name that a flow imports, and `Package`, in which flows are delivered.
 
 A package is found by its entry point in the group `ecluse.flows`, or named by ECLUSE_FLOWS or `--flow`. Its other parts
 (routes, knobs, migrations, metrics, checks, pages) work as they do for the built-in flows. docs/write-a-flow.md shows
-how to write one.
-"""
+how to write one."""
 
 from __future__ import annotations
 
@@ -93,8 +92,8 @@ from ecluse.vendors.http import VendorHttp
 
 
 class Gauge(NamedTuple):
-    """A metric `ecluse_{name}` read from the database. `sql` returns rows of the values of `labels` (text[]) and a
-    number."""
+    """A metric `ecluse_{name}` read from the database. `sql` returns rows of two columns: the values of `labels` as
+    text[], and a number."""
 
     name: str
     meaning: str
@@ -103,8 +102,8 @@ class Gauge(NamedTuple):
 
 
 class Invariant(NamedTuple):
-    """A check of `ecluse verify`: each statement returns the violations, as `subject` and `message`; `counted` is a
-    statement that returns the number of rows checked, as `n`."""
+    """A check of `ecluse verify`: each of `statements` returns one row per violation, as `subject` and `message`;
+    `counted` is a statement that returns the number of rows checked, as `n`."""
 
     name: str
     counted: str
@@ -114,7 +113,7 @@ class Invariant(NamedTuple):
 @dataclass(frozen=True)
 class Package:
     """Flows, with the routes, knobs, migrations, metrics, checks and pages that belong to them. `flows` makes the flows
-    from the knobs, which are read from the environment."""
+    from an instance of `knobs`, or from None if the package has no knobs."""
 
     name: str
     flows: Callable[[Any], Sequence[Flow]] = lambda _: ()
@@ -127,14 +126,16 @@ class Package:
     pages: APIRouter | None = None
 
     def made(self) -> list[Flow]:
+        """Return the flows of the package, made from its knobs, which are read from the environment."""
         return list(self.flows(self.knobs() if self.knobs is not None else None))
 
 
 def vendor(
     name: str, *, url: str, knob: str, deadline: float = 30.0, headers: dict[str, str] | None = None
 ) -> Callable[[Clock], AbstractAsyncContextManager[VendorHttp]]:
-    """Return a function for `Flow.vendors` of a flow that calls one HTTP API: it makes a client whose base URL is in
-    the environment variable `knob`, else `url`. No call takes longer than `deadline` seconds."""
+    """Return a function for `Flow.vendors` of a flow that calls one HTTP API: it makes a client whose base URL is the
+    value of the environment variable `knob`, or `url` if that is unset or empty. A call that takes longer than
+    `deadline` seconds fails."""
 
     def connected(clock: Clock) -> VendorHttp:
         return VendorHttp(name, os.environ.get(knob) or url, deadline=deadline, headers=headers, now=clock.now)

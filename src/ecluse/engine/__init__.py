@@ -1,9 +1,9 @@
 """The engine: runs, items, claims, group commit, gates, outcomes. It knows no flow, no vendor, no HTTP.
 
-These names are all that flows, the API, the pages, the commands and the composition root use of it. Four more are
-imported from their modules, because they import DBOS, which is slow to import, and commands that only read the database
-need not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and `work.completion.end_by_operator`.
-"""
+Other packages (flows, API, pages, commands, the composition root) import the engine's names from here. Four names are
+imported from their modules instead, because these import DBOS, which is slow to import, and commands that only read the
+database should not wait for it: `kit.Kit`, `lead.story.Story`, `lead.durable.migrate` and
+`work.completion.end_by_operator`."""
 
 from ecluse.engine.cluster.repeat import Job
 from ecluse.engine.effects.budgets import Budget, delete_budget, require_budget, set_budget

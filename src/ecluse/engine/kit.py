@@ -1,4 +1,5 @@
-"""The engine, assembled: pools, lanes, worker, committer, heartbeat, listener, workflows. One kit per process."""
+"""The engine of one process, assembled from its parts: pools, lanes, worker, committer, heartbeat, listener,
+workflows."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class Kit:
     live: EmitLive = lambda _: None
     due: FiringLimits = field(default_factory=FiringLimits)
     sweep_every: float = 5.0  # seconds between two runs of most sweeps
-    jobs: Sequence[Job] = ()  # of others, run beside the engine's own
-    hears: Mapping[str, Hear] = field(default_factory=dict)  # callbacks of others for notifications, by channel
+    jobs: Sequence[Job] = ()  # periodic jobs of other packages, run beside the engine's own
+    hears: Mapping[str, Hear] = field(default_factory=dict)  # callbacks of other packages, by channel
     clock: Clock = field(default_factory=Clock)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -98,12 +99,13 @@ class Kit:
         self._traces = TraceRows(self.clock)
 
     async def start(self) -> None:
-        """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need."""
+        """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need. Also
+        tunes the interpreter of the process: garbage collection and thread switching."""
         # Items live for milliseconds and hold no cycles: the collector would traverse thousands of them for nothing.
-        # But what it traverses at once holds the loop, the longer the more there are.
+        # A full collection blocks the event loop for longer, the more objects there are, so collections are rare.
         gc.freeze()
         gc.set_threshold(10_000, 10, 50)
-        # How long the loop waits for the interpreter, each time it has waited for a socket, while a thread computes.
+        # While a thread computes, the event loop waits this long for the interpreter lock after each wait for a socket.
         sys.setswitchinterval(0.001)
         await self.pool.open(wait=True)
         await set_clock(self.pool, self.clock)
@@ -138,8 +140,8 @@ class Kit:
     async def _start_worker(
         self, loops: dict[str, Coroutine[Any, Any, None]], channels: dict[str, list[Hear]]
     ) -> list[Job]:
-        """Start the parts that only a worker has: lanes, executor, committer, workflows, reaper. Its loops and
-        listeners are added to `loops` and `channels`; its periodic jobs are returned."""
+        """Start the parts that only a worker has: lanes, executor, committer, workflows, reaper. Add its loops to
+        `loops` and its listeners to `channels`; return its periodic jobs."""
         await self._work_pool.open(wait=True)
         lanes, paid = Lanes(self.pool, self.flows, self.clock), PaidCalls(self.pool, self.replica)
         contexts = {
@@ -189,8 +191,8 @@ class Kit:
 
     async def stop(self, grace: float = 1.0) -> None:
         """Stop this replica and hand its work over: calls in flight get `grace` seconds to finish, other claimed items
-        are released, its runs are left to other replicas. An error while one part stops (such as an unavailable
-        database) does not keep the other parts from stopping."""
+        are released, and other replicas continue its runs. If one part fails to stop (the database is unavailable,
+        say), the other parts are stopped all the same, then the error is raised."""
         self.running = False
         await stopped(self._background)
         async with AsyncExitStack() as parts:
@@ -207,7 +209,7 @@ class Kit:
                 parts.push_async_callback(self._hand_over, self.worker, grace)
 
     async def _hand_over(self, worker: Worker, grace: float) -> None:
-        """Hand the workflows of this replica over to others; meanwhile calls in flight get `grace` seconds to
+        """Stop leading workflows and requeue them for other replicas; meanwhile calls in flight get `grace` seconds to
         finish."""
         ending = asyncio.create_task(worker.drain(grace))
         try:
@@ -217,25 +219,27 @@ class Kit:
             await ending
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
-        """Mark the kit as broken if a loop failed: that is a bug, and a server without the loop would look alive and do
-        nothing."""
+        """Set `broken` if the task of a loop ended with an error. Such an error is a bug, and a server without the loop
+        would look alive and do nothing."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("engine: loop died", loop=task.get_name(), exc_info=error)
             self.broken.set()
 
     async def wait_for_run(self, run_id: int, max_wait: timedelta) -> bool:
-        """Wait until the run has ended, at most `max_wait`; return whether it has."""
+        """Wait until the run has ended, at most `max_wait`; return whether it has. Raise NotFound if there is no such
+        run."""
         return await self._ends.wait(run_id, max_wait)
 
     def flow(self, name: str) -> Flow:
-        """Return the flow of this name; raise NotFound, which lists the known flows, if it is not loaded."""
+        """Return the flow of this name. Raise NotFound, which lists the known flows, if it is not loaded in this
+        process."""
         if name not in self.by_name:
             raise NotFound(f"There is no flow {name!r} (known: {', '.join(sorted(self.by_name)) or 'none'}).")
         return self.by_name[name]
 
     async def _lead(self, run_id: int) -> None:
-        """Lead the run through the story of its flow: the body of every workflow. Raise NotHere if its flow is not
-        loaded in this process."""
+        """Lead the run through the story of its flow; called by every workflow. Raise NotHere if the flow is not loaded
+        in this process."""
         async with self.pool.connection() as connection:
             run = await lifecycle.load_run(connection, run_id)
         if run.flow not in self.by_name:
@@ -243,8 +247,9 @@ class Kit:
         await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live))
 
     def _on_run_ended(self, run_id: str) -> None:
-        """Callback of ENDED_CHANNEL: drop the items of the run that has ended, and wake `wait_for_run`."""
-        # Without an id, the listener has reconnected and may have missed ends; a sweep finds those.
+        """Handle a notification on ENDED_CHANNEL: have the worker drop the items of the ended run, and wake
+        `wait_for_run`. An empty `run_id` means that notifications may have been lost."""
+        # Without an id, the listener has reconnected and may have missed notifications; a sweep finds those runs.
         if run_id and self.worker is not None:
             self.worker.drop([int(run_id)])
         self._ends.heard(int(run_id) if run_id else None)

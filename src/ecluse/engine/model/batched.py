@@ -1,5 +1,5 @@
-"""Batched queries: items that need the same query at about the same time share one execution of it, whether they start
-together or arrive before the next query may be sent."""
+"""Batched queries: items that need the same query at about the same time share one execution of it. An item that
+arrives while the next query is not yet sent joins that query."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ APART_SECONDS = 0.01  # between two queries; the first item does not wait for ot
 
 
 class BatchedQuery(Generic[T]):
-    """A query that items share: `answer` is called once for all items that have gathered, and returns a value per item,
-    by the item's id."""
+    """A query that items share: `answer` is called once for all items that have gathered, and returns a mapping from
+    the item's id to its value. Two queries are at least APART_SECONDS apart."""
 
     def __init__(self, answer: Callable[[Connection, Sequence[Item]], Awaitable[Mapping[int, T]]]) -> None:
         self._ask = answer
@@ -26,7 +26,7 @@ class BatchedQuery(Generic[T]):
         self._asked_at = 0.0
 
     async def look(self, context: WorkContext, item: Item) -> T:
-        """Return the value for this item, from the next shared execution of the query."""
+        """Return the value for this item, from the next shared execution of the query. Raises what the query raises."""
         if self._gathering is None or self._asking is None:
             self._gathering = []
             self._asking = asyncio.create_task(self._answer(context, self._gathering))

@@ -28,13 +28,13 @@ TRIGGERED = "Circuit breaker triggered"
 @dataclass(frozen=True)
 class Breaker:
     """The breaker of a lane. More than `failures` consecutive calls that end with one of `codes`, counted over all
-    replicas, pause the lane; then one call at a time probes the vendor, after pauses that double up to `longest`. Any
-    other answer ends the streak of failures; a code in `silent` does not count as an answer of this vendor.
+    replicas, pause the lane; then one call at a time probes the vendor, after pauses that double up to `longest` (None:
+    every pause is `pause`). Any other answer of the vendor ends the streak of failures; the codes in `silent`, and
+    calls without an answer, do not.
 
     An execution that ends with one of OUTAGES is not counted against its item once more than `failures` different items
     have failed in the streak. With fewer items, the item itself may be the cause: the execution is counted, but the
-    item is given up only after the streak has lasted for `doubt`.
-    """
+    item is given up only after the streak has lasted for `doubt`."""
 
     failures: int = 5
     pause: timedelta = timedelta(seconds=60)
@@ -50,7 +50,7 @@ class Breaker:
             )
 
     def pause_after(self, trips: int) -> timedelta:
-        """Return the pause of a breaker that has opened `trips` times before in this streak of failures."""
+        """Return the pause of a breaker that has already opened `trips` times in this streak of failures."""
         longest = self.longest or self.pause
         return longest if trips > 30 else min(self.pause * 2**trips, longest)
 
@@ -63,8 +63,8 @@ VENDOR_DOWN = Breaker(
 
 
 class FailureStreak(NamedTuple):
-    """Consecutive failed calls of a lane. `trips`: the number of times that its breaker has opened since the first of
-    them."""
+    """Consecutive failed calls of a lane. `trips`: the number of times that its breaker has opened since the first
+    failure."""
 
     failures: int = 0
     trips: int = 0
@@ -88,22 +88,24 @@ class CallResult(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A failure that is the vendor's fault: the item is retried at `due_at`, and no execution is counted."""
+    """A failed execution that is not counted, because the failure is the vendor's fault: the item is retried at
+    `due_at`."""
 
     due_at: datetime
-    order_at: datetime | None  # set for a probe: behind items not tried yet, or it would be the next probe, too
+    order_at: datetime | None  # set for a probe: behind items not tried yet, so that it is not the next probe, too
 
 
 def asked_for(error: Exception, now: datetime) -> datetime | None:
-    """Return the instant before which the vendor, by the Retry-After of this error, asked for no calls. None if it
-    asked for nothing, or for longer than LONGEST_RETRY_AFTER, which only refuses this attempt."""
+    """Return the instant until which the Retry-After of this error asks for no calls. None if it asks for nothing, or
+    for longer than LONGEST_RETRY_AFTER: then only this call was refused."""
     asked = error.retry_after if isinstance(error, TransientError) else None
     return now + timedelta(seconds=asked) if asked and asked <= LONGEST_RETRY_AFTER.total_seconds() else None
 
 
 def counts(breaker: Breaker | None, error: Exception | None) -> bool | None:
     """Return how the result of a call counts for the breaker of its lane: True as a failure, False as the end of the
-    streak, None not at all (no answer of the vendor, or no breaker). `error` None: the call succeeded."""
+    streak, None not at all (no answer of the vendor, a code in `silent`, or no breaker). `error` None: the call
+    succeeded."""
     code = error.code if isinstance(error, VendorError) else None
     if breaker is None or (error is not None and code is None):
         return None
@@ -119,9 +121,10 @@ def is_vendor_outage(breaker: Breaker | None, error: Exception | None) -> bool:
 
 
 def tally(streak: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple[FailureStreak, bool]:
-    """Add call results to a lane's consecutive failures; return the new streak, and whether it has exceeded `most`
+    """Add call results to a lane's streak of failures; return the new streak, and True if it has exceeded `most`
     failures (the breaker opens). The count is capped at `most`, so that one failed probe opens the breaker again. Once
-    exceeded, a success in the same batch does not reset the streak: that call was in flight with the failures."""
+    `most` is exceeded, a success in the same batch does not reset the streak: that call was in flight with the
+    failures."""
     too_long = False
     for end in ends:
         if end.counts:
@@ -134,10 +137,10 @@ def tally(streak: FailureStreak, ends: Iterable[CallResult], most: int) -> tuple
 
 
 def is_spared(breaker: Breaker, streak: FailureStreak, now: datetime, *, executions: int, budget: int) -> bool:
-    """Return True if a failed execution is the vendor's fault and is not counted against its item. `streak` and
-    `executions` include this failure. It is if more than `breaker.failures` different items failed in the streak; or if
-    the item has used up its `budget`, the streak has at least min(`budget`, `breaker.failures`) failures, and it is
-    younger than `breaker.doubt`."""
+    """Return True if a failed execution is the vendor's fault and is not counted against its item: more than
+    `breaker.failures` different items failed in the streak; or the item has used up its `budget`, the streak has at
+    least min(`budget`, `breaker.failures`) failures, and it is younger than `breaker.doubt`. `streak` and `executions`
+    include this failure."""
     if len(streak.items) > breaker.failures:
         return True
     alone = executions >= budget and streak.failures >= min(budget, breaker.failures)

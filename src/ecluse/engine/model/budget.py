@@ -1,5 +1,5 @@
-"""What a paid call may cost, and whether the budgets that it counts against have room for it. Pure decisions; amounts
-are decimals, in the currency of the configured prices. Days and months are those of UTC."""
+"""The cost of paid calls, and the decision whether the budgets that a call counts against have room for it. Pure
+decisions; amounts are decimals, in the currency of the configured prices. Days and months are those of UTC."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Literal, NamedTuple
 Scope = Literal["tenant", "schedule", "run"]
 Period = Literal["day", "month", "all"]
 
-AGAIN = timedelta(seconds=10)  # when calls in flight hold the rest of a budget
+AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
-# If a call does not fit into the rest of a budget, and that is at most this part of it, no other call is expected to.
+# If a call does not fit into the rest of a budget, and the rest is at most this part of the budget, no other call is
+# expected to fit.
 REST = Decimal("0.1")
 
 
 class Charge(NamedTuple):
-    """What a paid call may cost at most, at which vendor and for which model. `most` None: no price is configured."""
+    """The most that a paid call may cost, with its vendor and model. `most` None: no price is configured."""
 
     vendor: str
     model: str
@@ -27,15 +28,16 @@ class Charge(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What became of a call for which cost was reserved. `settled`: it cost so much (None: what was reserved);
-    `unknown`: it may have been paid for; `released`: it was not."""
+    """The end of a reservation. `settled`: the call cost `cost` (None: the reserved amount); `unknown`: the call may
+    have been paid for; `released`: it was not made, or not charged."""
 
     how: Literal["settled", "unknown", "released"]
     cost: Decimal | None = None
 
 
 class TotalKey(NamedTuple):
-    """Names a sum of costs: of a tenant or a schedule in a day or a month, or of a run."""
+    """The key of a sum of costs: of a tenant or a schedule in a day or a month, or of a run. `starts_on` is the first
+    day of the period (of a run: the day of its creation); `subject_id` is the schedule or the run, 0 for the tenant."""
 
     tenant_id: str
     scope: Scope
@@ -45,7 +47,7 @@ class TotalKey(NamedTuple):
 
     @property
     def renewed_at(self) -> datetime | None:
-        """When the next period begins; None for a run."""
+        """The instant at which the next period begins; None for a run."""
         if self.period == "all":
             return None
         days = 1 if self.period == "day" else 31
@@ -58,7 +60,8 @@ class TotalKey(NamedTuple):
 
 @dataclass
 class Total:
-    """A sum of costs: of calls that were made, and reserved for calls in flight; `budget` None: without a limit."""
+    """A sum of costs: spent by calls that were made, and reserved for calls in flight. `budget` None: there is no
+    limit."""
 
     spent: Decimal
     reserved: Decimal
@@ -66,8 +69,9 @@ class Total:
 
 
 class Exceeded(NamedTuple):
-    """A budget has no room for a call, which waits until `until`; with it wait `others`, of which none is expected to
-    fit. `used_up`: so much is spent of the budget, not only reserved, that no other call is expected to fit."""
+    """A budget without room for a call: the call waits until `until`. `others`: no other call is expected to fit
+    either, so they are postponed with it. `used_up`: so much of the budget is spent, not only reserved, that no other
+    call is expected to fit before it is renewed or raised."""
 
     key: TotalKey
     until: datetime
@@ -77,7 +81,8 @@ class Exceeded(NamedTuple):
 
 
 def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
-    """Return the sums that a call counts in: those of its tenant and schedule, and that of its run."""
+    """Return the keys of the sums that a call counts in: those of its tenant and its schedule for the day and the
+    month, and that of its run. `run_day`: the day on which the run was created."""
     month = today.replace(day=1)
     keys = [TotalKey(tenant, "tenant", 0, "day", today), TotalKey(tenant, "tenant", 0, "month", month)]
     if schedule is not None:
@@ -87,7 +92,8 @@ def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today:
 
 
 def admit(most: Decimal, keys: Sequence[TotalKey], totals: Mapping[TotalKey, Total], now: datetime) -> Exceeded | None:
-    """Reserve `most` in all these totals, or in none and return the budget for which the call has to wait longest."""
+    """Add `most` to `reserved` of all these totals and return None, if every budget has room for it. Otherwise change
+    none, and return the exceeded budget for which the call has to wait longest."""
     refused = [over for key in keys if (over := _exceeded(most, key, totals[key], now)) is not None]
     if refused:
         return max(refused, key=lambda over: over.until)
@@ -115,12 +121,12 @@ def _exceeded(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Exce
 
 
 def budget_name(tenant: str, scope: Scope, subject_id: int, period: Period) -> str:
-    """Return how a budget is called in messages."""
+    """Return the name of a budget as messages use it, such as "day's budget of tenant acme"."""
     if scope == "run":
         return f"budget of run {subject_id}"
     return f"{period}'s budget of {f'tenant {tenant}' if scope == 'tenant' else f'schedule {subject_id}'}"
 
 
 def amount(value: Decimal) -> str:
-    """Return an amount of money as people read it: at most six decimals, without an exponent or trailing zeros."""
+    """Return an amount of money as text for people: at most six decimals, without an exponent or trailing zeros."""
     return f"{round(value, 6).normalize() if value else Decimal(0):f}"

@@ -1,4 +1,4 @@
-"""Metrics of this process since its start: plain counters, incremented per call, poll, batch or failure."""
+"""Metrics of this process since its start: counters that are incremented per call, poll, batch or failure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ spent: defaultdict[tuple[str, str], float] = defaultdict(float)  # vendor, model
 
 
 def add_call(flow: str, stage: str, seconds: float) -> None:
-    """Count a call of this stage, which took so long."""
+    """Count a call of this stage, and add its duration."""
     calls[flow, stage] += 1
     call_seconds[flow, stage] += seconds

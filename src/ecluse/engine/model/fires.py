@@ -1,4 +1,4 @@
-"""Due instants of flows that fire them without runs: the arguments and results of `Flow.fire` and `Flow.on_unfired`."""
+"""Types for flows that handle due instants without runs: arguments and results of `Flow.fire` and `Flow.on_unfired`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Overlap = Literal["wait", "allow", "skip"]
 
 
 class DueInstant(NamedTuple):
-    """An instant of a schedule that is to be fired. Overlap `skip`: it is skipped while the work that an earlier
-    instant led to is open."""
+    """A due instant of a schedule that the flow is to fire. With overlap `skip`, the flow skips it while the work that
+    an earlier instant led to is open."""
 
     schedule_id: int
     tenant_id: str
@@ -22,20 +22,20 @@ class DueInstant(NamedTuple):
 
 
 class FiredAs(NamedTuple):
-    """The instant led to the record `reference` of the flow."""
+    """Result of `Flow.fire`: the instant was fired, and led to the flow's record with the id `reference`."""
 
     reference: str
 
 
 class NotFired(NamedTuple):
-    """The instant is used up without a record of the flow; `reason` says why."""
+    """Result of `Flow.fire`: the instant is used up without a record of the flow; `reason` says why."""
 
     state: Literal["skipped", "failed"]
     reason: str
 
 
 class Unfired(NamedTuple):
-    """The latest due instant of a schedule, which was decided and not fired."""
+    """Argument of `Flow.on_unfired`: the latest due instant of a schedule, which was decided and not fired."""
 
     schedule_id: int
     tenant_id: str
@@ -44,6 +44,6 @@ class Unfired(NamedTuple):
     reason: str
 
 
-# Both run in the transaction that stores the slots. What `Fire` returns is by schedule.
+# Both run in the transaction that stores the slots. `Fire` returns its results by schedule id.
 Fire = Callable[[Connection, Sequence[DueInstant]], Awaitable[Mapping[int, FiredAs | NotFired]]]
 OnUnfired = Callable[[Connection, Sequence[Unfired]], Awaitable[None]]

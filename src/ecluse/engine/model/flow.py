@@ -37,7 +37,7 @@ GRACE = timedelta(minutes=15)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run, as stories, stages and hooks of a flow get it: the values that are fixed when it is started."""
+    """A run, as stories, stages and hooks of a flow get it: the values that are fixed at its start."""
 
     id: int
     tenant_id: str
@@ -65,10 +65,10 @@ class Run:
 
 
 class NewItem(NamedTuple):
-    """A unit of work to be fanned out. `target` is the record the run answers for: by default the key; an empty target
-    is for work that only prepares the run. The key is unique in its stage. Items of one `group` share the lane's cap
-    per key, and the calls of a `BatchWrite`. `lane`: the lane of the credential (and model) with which it will be
-    called, beneath that of the stage; None is the stage's own."""
+    """A unit of work to be fanned out. `key` is unique in its stage. `target` is the record that the run must give an
+    outcome: by default the key; empty for work that only prepares the run. Items of one `group` share the lane's cap
+    per key, and the calls of a `BatchWrite`. `lane`: the lane made for the credential (and model) that the item is
+    called with, beneath the stage's lane; None: the stage's own lane."""
 
     key: str
     target: str | None = None
@@ -89,8 +89,8 @@ class Saved:
 
 class ItemEnd(NamedTuple):
     """Argument of `Stage.on_end`: the end of an execution, as this commit stores it. Status `open`: the item is
-    executed again, at `retry_at` or later. `executions` are those counted against its retry budget, this one included;
-    `result` and `kept` are those of its `Done`."""
+    executed again, at `retry_at` or later. `executions`: the executions counted against its retry budget, this one
+    included. `result` and `kept` are the fields of its `Done`."""
 
     item: Item
     status: Literal["succeeded", "failed", "ignored", "open"]
@@ -104,7 +104,7 @@ class ItemEnd(NamedTuple):
 
 
 class FinishedItem(NamedTuple):
-    """Argument of `Stage.news`: a finished item, as it was committed."""
+    """Argument of `Stage.news`: a finished item, as it was committed. `result` is None unless it succeeded."""
 
     item: Item
     status: Literal["succeeded", "failed", "ignored"]
@@ -123,13 +123,14 @@ News = Callable[[Connection, Sequence[FinishedItem]], Awaitable[Sequence[Ephemer
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a stage's items wait. Caps hold over all replicas; None is no cap. Calls are spaced evenly; `burst` is how
-    many calls an idle lane may start at once, and is to be raised only where the vendor says so. `one_vendor` False is
-    for a lane to many vendors: a Retry-After then holds for its own item only.
+    """The queue in which a stage's items wait, with its caps. Caps hold over all replicas; None: no cap. Calls are
+    spaced evenly; an idle lane may start `burst` calls at once, which should be raised only where the vendor allows it.
+    `one_vendor` False: the lane leads to many vendors, so a Retry-After delays its own item only, and does not hold the
+    lane.
 
-    Flows declare the lanes of their stages. A lane of a single credential is made at run time, beneath a declared one:
-    its name is that of the declared lane, a slash, and what tells it apart. It has caps of its own, and breaker and
-    `one_vendor` of the declared lane. `tenant` is its owner; None: shared by all tenants."""
+    Flows declare the lanes of their stages. A lane for a single credential is made at run time, beneath a declared
+    lane: its name is the name of the declared lane, a slash and a suffix. It has its own caps, and takes its breaker
+    and `one_vendor` from the declared lane. `tenant` is its owner; None: shared by all tenants."""
 
     name: str
     max_in_flight: int | None = None
@@ -155,7 +156,7 @@ class Lane:
 
     @property
     def base(self) -> str:
-        """The name of the declared lane that this lane is beneath; its own, if it is declared."""
+        """The name of the declared lane that this lane is beneath; for a declared lane, its own name."""
         return self.name.split("/", 1)[0]
 
     @staticmethod
@@ -167,17 +168,17 @@ class Lane:
 
 @dataclass(frozen=True)
 class Stage:
-    """One phase of a flow: the work on an item, the lane in which items wait, the storing of results, and the
+    """One phase of a flow: the work on an item, the lane in which items wait, the hooks that store results, and the
     limits."""
 
     name: str
     lane: Lane
     work: Work | Write
     save: Save | None = None
-    # Called in the commit that stores them, once with all ends of executions in this stage: success, failure, a retry
-    # to come; not for items put back uncounted (postponed, closed lane). Items that fail without an execution (time
-    # limit of the gate, `give_up`, end of the run) are not passed: they have failed when the run ends at the latest,
-    # and `Flow.ended` runs in that transaction.
+    # Called once per commit, in its transaction, with all executions of this stage that the commit stores: success,
+    # failure, or a retry to come; not with items put back uncounted (postponed, closed lane). Items that fail without
+    # an execution (time limit of the gate, `give_up`, end of the run) are not passed: they have failed when the run
+    # ends at the latest, and `Flow.ended` runs in that transaction.
     on_end: OnEnd | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     time_limit: timedelta = timedelta(minutes=5)  # of one execution
@@ -211,18 +212,19 @@ class Stage:
 
     @property
     def batch(self) -> int:
-        """The most items of one call."""
+        """The largest number of items in one call."""
         return self.work.most if isinstance(self.work, BatchWrite) else 1
 
     @property
     def permits(self) -> int:
-        """The permits that one execution takes of its lane's rate: what can be read back is read before it is sent."""
+        """The number of permits that one execution takes of its lane's rate. A write that can be read back takes twice
+        its weight: it is read before it is sent."""
         return 2 * self.weight if isinstance(self.work, ReadableWrite) else self.weight
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A kind of run: its status words, its stages, the story that leads it, and functions that the engine calls."""
+    """A kind of run: its status words, its stages, the story that leads a run, and functions that the engine calls."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -244,15 +246,15 @@ class Flow:
     about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # extra fields of a run's first log line
     # For a flow without a story: opens the first stage of runs that have just been inserted, in the same transaction.
     begin: Callable[[Connection, Sequence[Run]], Awaitable[None]] | None = None
-    # Called periodically on every worker replica, for faults that the engine cannot detect. Must be idempotent.
+    # Called periodically on every worker replica, to handle faults that the engine cannot detect. Must be idempotent.
     watch: Callable[[Connection], Awaitable[None]] | None = None
     units: CountUnits | None = None  # for a flow with a stage whose work is done by other runs
-    # Called in the transaction that ends these runs, however they end: updates the flow's own rows, returns events.
+    # Called in the transaction that ends these runs, however they end: updates the flow's own rows and returns events.
     ended: Callable[[Connection, Sequence[Run]], Awaitable[Sequence[Event]]] | None = None
-    plan: type[BaseModel] | None = None  # what its schedules say beyond when they are due; by default `input`
+    plan: type[BaseModel] | None = None  # content of its schedules besides name and timetable; by default `input`
     plans: Plans | None = None  # where these plans are kept, if not in the input of the runs
     alerts: Alerts | None = None
-    redrive: Redrive | None = None  # how failed targets of a run are repeated; None: they cannot be
+    redrive: Redrive | None = None  # how failed targets of a run are repeated; None: they cannot be repeated
 
     @property
     def schedulable(self) -> bool:
@@ -261,13 +263,14 @@ class Flow:
 
     @property
     def stale_after(self) -> timedelta:
-        """The age at which a run counts as stale: every gate ends at its `max_wait`, so that a run that takes longer
-        than all of them together is stuck."""
+        """The age at which a run counts as stale: every gate ends at its `max_wait`, so a run that takes longer than
+        all of them together, plus GRACE, is stuck."""
         return self.longest or sum((stage.max_wait for stage in self.stages), GRACE)
 
     @property
     def last_stages(self) -> list[str]:
-        """The names of the stages after which a target is done."""
+        """The names of the stages after which a target is done: the stages with `last`; if there are none, the flow's
+        last stage."""
         return [stage.name for stage in self.stages if stage.last] or [self.stages[-1].name]
 
     def stage(self, name: str) -> Stage:

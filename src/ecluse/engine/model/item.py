@@ -1,4 +1,4 @@
-"""Items: a unit of work, its claim, and the possible results of an execution."""
+"""Items: units of work, their claims, and the possible results of an execution."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ecluse.base.trace import named_in
 
 
 class Item(NamedTuple):
-    """A claimed unit of work (a tuple: thousands a second are created). `executions` counts the finished executions
-    before this one, `crashes` the workers that died while they held it."""
+    """A unit of work, as its execution gets it (a tuple, because thousands a second are created). `executions`: the
+    number of counted executions before this one, in this round; `crashes`: the number of workers that died while they
+    held it."""
 
     id: int
     run_id: int
@@ -32,8 +33,8 @@ class Item(NamedTuple):
 
     @property
     def event_id(self) -> str:
-        """The id of the work on this item in this round, in logs and attempts: computed, so that every replica has the
-        same."""
+        """The id of the work on this item in this round, used in logs and attempts. It is computed from the item, so
+        every replica gets the same id."""
         return item_event_id(self.flow, self.run_id, self.stage, self.key, self.round)
 
     @property
@@ -55,7 +56,7 @@ ClaimKey = tuple[int, int]  # item id, claim id
 
 class ClaimedItem(NamedTuple):
     """An item claimed by a worker, with the claim that fences it. `start_at`: the instant of its permit, if its lane
-    has a rate; `suspicion`: how it is to be run (`work/suspects.py`)."""
+    has a rate; `suspicion`: a `Suspicion`, which says how the item is run (`work/suspects.py`)."""
 
     item: Item
     claim_id: int
@@ -72,7 +73,7 @@ class ClaimedItem(NamedTuple):
 
     @property
     def claim_key(self) -> ClaimKey:
-        """Key of this claim of the item: another claim of the same item has another key."""
+        """The item's id with the claim's id: another claim of the same item has another key."""
         return self.item.id, self.claim_id
 
 
@@ -89,8 +90,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Result of an execution: the item can never finish, through no fault of run or vendor (a record that is gone
-    upstream). Its target counts neither as successful nor as failed."""
+    """Result of an execution: the item can never finish, through no fault of run or vendor (the record is gone
+    upstream, say). Its target counts as neither successful nor failed."""
 
     reason: str
     code: str = "IGNORED"
@@ -98,9 +99,9 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Result of an execution: the item cannot be done now, through no fault of its own. It begins anew at `until`, and
-    no execution is counted. `why` is shown while it waits; the cause is `lease` where another run or process works on
-    the record, `budget` where a budget has no room for its cost."""
+    """Result of an execution: the item cannot be done now, through no fault of its own. It is executed again at `until`
+    or later, and this execution is not counted. `why` is shown while it waits. `cause`: `lease` if another run or
+    process works on the record, `budget` if a budget has no room for its cost, else `postponed`."""
 
     until: datetime
     why: str

@@ -1,5 +1,5 @@
-"""Whether and when to retry: a pure decision. The committer stores the count, the error and the next due instant before
-the backoff begins, so that a restart neither loses nor repeats an attempt."""
+"""The decision whether and when to retry, as pure functions. The committer stores the count, the error and the next due
+instant before the backoff begins, so that a restart neither loses nor repeats an attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LONGEST_RETRY_AFTER = timedelta(minutes=15)
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """A series of delays, in seconds."""
+    """A series of delays, in seconds. `jitter` is the largest deviation, as a fraction of the delay; `longest` caps
+    it."""
 
     base: float = 1.0
     multiplier: float = 2.0
@@ -33,8 +34,8 @@ class Backoff:
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy(Backoff):
     """Retry budget and backoff of a stage. `executions` is the total budget, first try included: 1 means no retry at
-    all. `throttled`: the delays after a refusal for too many calls (`VendorError.throttled`), if they are others; the
-    n-th retry has the n-th delay of the series that fits the last failure."""
+    all. `throttled`: the delays after a refusal for too many calls (`VendorError.throttled`); None: the same delays.
+    The n-th retry takes the n-th delay of the series that applies to the last failure."""
 
     executions: int = 3
     throttled: Backoff | None = None
@@ -54,14 +55,14 @@ class Retry:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Verdict: the item fails, without a further execution in this round."""
+    """Verdict: the item fails, and is not executed again in this round."""
 
     permanent: bool  # a further round would not help either
 
 
 def backoff(series: Backoff, retry: int, chance: random.Random) -> float:
-    """Return the seconds to wait before retry number `retry` (from 1): capped, jittered symmetrically by `chance`,
-    capped again, in whole milliseconds."""
+    """Return the seconds to wait before retry number `retry` (from 1), in whole milliseconds, never more than
+    `series.longest`. `chance` is the source of the jitter."""
     try:
         delay = series.base if series.kind == "fixed" else series.base * series.multiplier ** (retry - 1)
     except OverflowError:
@@ -75,9 +76,10 @@ def backoff(series: Backoff, retry: int, chance: random.Random) -> float:
 def decide(
     error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
 ) -> Retry | GiveUp:
-    """Decide whether to retry after `error`, and when. `executions` includes the one that just failed; `chance` is the
-    source of the jitter. An unclassified error is a bug of ours: it is retried like a transient one (a race may not
-    recur), within the same budget."""
+    """Decide whether to retry after `error`, and when: a Retry-After of at most LONGEST_RETRY_AFTER goes before the
+    backoff of the policy. `executions` includes the execution that just failed; `chance` is the source of the jitter.
+    An unclassified error is a bug of ours: it is retried like a transient one (a race may not recur), within the same
+    budget."""
     if isinstance(error, PermanentError | NonRetriableError):
         return GiveUp(permanent=True)
     if executions >= policy.executions:

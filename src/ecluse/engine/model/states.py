@@ -1,5 +1,5 @@
 """Run statuses: the engine's neutral states, each flow's own status words on the wire, and the transitions that a flow
-allows. Decisions here are pure; `lifecycle.set_status` is the only place that writes a run's status."""
+allows. Pure functions; `lifecycle.set_status` is the only place that writes a run's status."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ON_REQUEST: frozenset[EndCause] = frozenset({"operator", "parent"})  # an end th
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ends: the cause; error code and reason, if it ends by force; `by`, the operator who asked for it, or
-    the run whose end ends this one."""
+    """The end of a run: its cause; error code and reason, if it ends by force; `by`: the operator who asked for the
+    end, or the run whose end ends this one."""
 
     cause: EndCause
     code: str | None = None
@@ -46,7 +46,7 @@ NORMAL = RunEnd("normal")
 
 @dataclass(frozen=True)
 class StatusMap:
-    """A flow's own status words: the neutral state that each means, and the allowed transitions between them."""
+    """A flow's own status words: the neutral state that each word means, and the allowed transitions between words."""
 
     meaning: Mapping[str, State]
     moves: Mapping[str, frozenset[str]]
@@ -60,8 +60,8 @@ class StatusMap:
             raise ValueError(f"status words without a meaning: {sorted(unknown)}")
 
     def status(self, state: State, *, after: str) -> str:
-        """Return the flow's status for a neutral state, among those that can follow the status `after`; raise
-        ForbiddenTransition if none can."""
+        """Return the flow's status word for a neutral state, among the words that can follow `after`. Raise
+        ForbiddenTransition if none of these means that state."""
         for status in sorted(self.moves.get(after, frozenset())):
             if self.meaning[status] is state:
                 return status
@@ -90,17 +90,17 @@ PLAIN = StatusMap(
 
 
 def terminal_state(successful: int, failed: int) -> State:
-    """Return the state of a run that ends normally, from the numbers of its targets. Ignored targets do not count; a
-    run with nothing to do succeeds."""
+    """Return the state of a run that ends normally, from the numbers of its successful and failed targets. Ignored
+    targets do not count; a run with nothing to do succeeds."""
     if failed == 0:
         return State.SUCCEEDED
     return State.PARTIAL if successful > 0 else State.FAILED
 
 
 def ended_as(cause: EndCause, successful: int, failed: int) -> tuple[State, State]:
-    """Return the neutral state of a run that ends for this cause, with these numbers of targets, and the state by which
-    its status word is chosen. They differ for a cancelled run: flows have no word for that state, and show the outcome
-    of the targets."""
+    """Return two states for a run that ends for this cause with these numbers of targets: its neutral state, and the
+    state for which its status word is chosen. They differ for a cancelled run: flows have no word for that state, and
+    show the outcome of the targets."""
     if cause == "normal":
         state = terminal_state(successful, failed)
         return state, state
@@ -113,5 +113,5 @@ STOPPED = "stopped by an error"
 
 
 def cause_in_words(cause: str | None) -> str | None:
-    """Return the end cause of a run as people read it; `end_cause` on the wire is unchanged."""
+    """Return the end cause of a run as people read it. On the wire, `end_cause` stays as it is stored."""
     return STOPPED if cause == "catastrophic" else cause
