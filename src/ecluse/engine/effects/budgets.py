@@ -1,4 +1,5 @@
-"""Budgets: set, delete, and refuse a start for which none is left. What waits for a budget is woken when it changes."""
+"""Budgets: set and delete them, and refuse a start if a budget has no room left. A change of a budget wakes the items
+that wait for it."""
 
 from __future__ import annotations
 
@@ -33,13 +34,14 @@ UPDATE spend_totals SET used_up = false, changed_at = ecluse_now()
 WHERE tenant_id = %(tenant_id)s AND scope = %(scope)s AND subject_id = %(subject_id)s
   AND period = %(period)s AND starts_on = %(starts_on)s
 """
-# All of the tenant's: whether another budget still has no room is found out at the next claim.
+# All items of the tenant that wait for a budget: if another budget still has no room, they wait again after the next
+# claim.
 WAKE = """
 UPDATE items SET due_at = ecluse_now(), postponed_cause = NULL, postponed_why = NULL
 WHERE lane_id IN (SELECT id FROM lanes) AND tenant_id = ANY(%s) AND claim_id IS NULL AND postponed_cause = 'budget'
 """
 JUST_CHANGED = "SELECT DISTINCT tenant_id FROM spend_totals WHERE changed_at > ecluse_now() - %s"
-# The day in which the present total of the subject begins, and the run that a run counts against.
+# The first day of the subject's present total and, for a run that another run started, that other run.
 SUBJECT = {
     "tenant": "SELECT (ecluse_now() AT TIME ZONE 'UTC')::date, NULL",
     "schedule": """
@@ -59,7 +61,7 @@ ORDER BY renews_at DESC LIMIT 1
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit on the cost of a tenant or one of its schedules per day or month, or of one of its runs in all.
+    """A limit on the cost of a tenant or one of its schedules per day or month, or of one of its runs as a whole.
     `subject_id` is the schedule or the run, 0 for the tenant."""
 
     tenant_id: str
@@ -70,8 +72,9 @@ class Budget:
 
 
 async def set_budget(connection: Connection, new: Budget) -> int:
-    """Set a budget, new or changed, in the caller's transaction, and return its id. Raises NotFound for a schedule or a
-    run that is not the tenant's, Conflict for an amount below what is spent."""
+    """Create a budget or change its amount, in the caller's transaction, and return its id. Raise NotFound if the
+    tenant has no such schedule or run, InvalidInput if the run was started by another run (that run's budget includes
+    it), and Conflict if the amount is below the cost that is spent and reserved."""
     key = await _key(connection, new.tenant_id, new.scope, new.subject_id, new.period)
     total = (await lock_totals(connection, [key]))[key]
     if total.spent + total.reserved > new.amount:
@@ -84,7 +87,7 @@ async def set_budget(connection: Connection, new: Budget) -> int:
 
 
 async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> None:
-    """Delete a budget of the tenant, in the caller's transaction. Raises NotFound."""
+    """Delete a budget of the tenant, in the caller's transaction. Raise NotFound if the tenant has no such budget."""
     row = await fetch_row(connection, ONE, (tenant, budget_id))
     if row is None:
         raise NotFound(f"There is no budget {budget_id}.")
@@ -95,9 +98,9 @@ async def delete_budget(connection: Connection, tenant: str, budget_id: int) -> 
 
 
 async def require_budget(connection: Connection, flow: Flow, tenant: str, schedule_id: int | None = None) -> None:
-    """Raise Conflict if the runs of the flow make paid calls, and a budget of the tenant or of the schedule is spent,
-    or a call did not fit into its last tenth. For starts that a caller waits for: other runs start, and their calls
-    wait."""
+    """Raise Conflict if the runs of the flow make paid calls and a budget of the tenant or of the schedule has nothing
+    left: it is spent, or the last tenth of it was too little for a call. For starts that a caller waits for; other runs
+    are started, and their calls wait."""
     if not any(stage.paid for stage in flow.stages):
         return
     given = {"tenant": tenant, "schedule": schedule_id}
@@ -111,8 +114,8 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
 
 
 async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: int, period: Period) -> TotalKey:
-    """Return the present total that a budget limits. Raises NotFound for a schedule or a run that is not the tenant's,
-    and InvalidInput for a run that counts against the budget of another one."""
+    """Return the key of the present total that a budget limits. Raise NotFound if the tenant has no such schedule or
+    run, and InvalidInput if the run was started by another run and counts against that one's budget."""
     row = await fetch_row(connection, SUBJECT[scope], {"tenant": tenant, "subject": subject_id})
     if row is None:
         raise NotFound(f"There is no {scope} {subject_id}.")
@@ -125,15 +128,16 @@ async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: in
 
 
 async def _changed(connection: Connection, key: TotalKey) -> None:
-    """Wake what waits for the budget, when the caller's transaction is committed."""
+    """Mark the budget's total as changed, and wake the items of the tenant that wait for a budget, when the caller's
+    transaction is committed."""
     await connection.execute(CHANGED, key._asdict())
     await connection.execute(WAKE, ([key.tenant_id],))
     await wake_workers(connection)
 
 
 async def wake_after_changes(pool: Pool) -> None:
-    """Wake what waits for budgets of tenants that have just changed one: a call that was refused right before may have
-    been stored as waiting right after."""
+    """Wake the items that wait for a budget in tenants that have changed one within LONGEST_COMMIT: a call that was
+    refused just before the change may have been stored as waiting just after it. A periodic job."""
     async with pool.connection() as connection:
         if tenants := await fetch_column(connection, JUST_CHANGED, (LONGEST_COMMIT,)):
             async with connection.transaction():

@@ -1,5 +1,5 @@
-"""Paid calls: what they may cost is reserved, which of them are in flight is known, and an `attempts` row is written
-for each call that may have been paid for without a stored result."""
+"""Paid calls of this process: their possible cost is reserved, those in flight are known, and an `attempts` row is
+written for each call that may have been paid for without a stored result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELD = timedelta(seconds=30)  # the heartbeat extends it; after a crash it expir
 
 
 class OverBudget(Exception):
-    """A budget has no room for the call of an item, which waits."""
+    """Raised instead of a paid call for which a budget has no room; `postponed` is the result of the execution."""
 
     def __init__(self, over: Exceeded) -> None:
         self.postponed = Postponed(over.until, over.why, "budget")
@@ -46,7 +46,7 @@ class PaidCalls:
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
         self._replica = replica
-        self._under_way: dict[int, str | None] = {}  # by item: the lease that keeps other runs from paying for the same
+        self._under_way: dict[int, str | None] = {}  # by item: the lease that `begin` was given
         self._kept: dict[int, asyncio.Task[Lease | Held]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._cut_off: list[Item] = []
@@ -57,10 +57,10 @@ class PaidCalls:
         return item_id in self._under_way
 
     async def begin(self, context: WorkContext, claimed: ClaimedItem, lock: str | None, charge: Charge) -> None:
-        """Reserve what a paid call for the item may cost, and note that it is about to be sent (`WorkContext.pay`);
-        raise OverBudget if a budget has no room for it. `lock`: the lease of its run that keeps other runs from paying
-        for the same. If a worker died while it held the item, an attempt records that the call may have been paid for
-        before."""
+        """Reserve the most that a paid call for the item may cost, and note that the call is about to be sent
+        (`WorkContext.pay`). Raise OverBudget if a budget has no room for it. `lock`: the key of the lease of its run
+        that keeps other runs from paying for the same result. If a worker died while it held the item, an attempt
+        records that the call may have been paid for before."""
         item = claimed.item
         if item.crashes:
             await self._note([item], "WORKER_CRASHED", DIED, item.crashes)
@@ -75,18 +75,20 @@ class PaidCalls:
         return await reservations.reserve(connection, [self._requests[item.id] for item in items])
 
     def may_be_reserved(self, item_id: int) -> bool:
-        """Return whether cost may be reserved for a call of the item, which has to be settled with its result."""
+        """Return whether cost may be reserved for a call of the item; the reservation is then settled with the item's
+        result."""
         return item_id in self._requests
 
     def run_ended(self, items: Sequence[Item]) -> None:
-        """Acquire, for this process, the leases that protect the paid calls of these items. Their runs have ended, and
-        with them the runs' own leases, while the calls are still in flight."""
+        """Acquire, in the background and for this process, the leases that protect the paid calls in flight of these
+        items. Their runs have ended, and with them the runs' own leases."""
         for item in items:
             if (lock := self._under_way.get(item.id)) is not None and item.id not in self._kept:
                 self._kept[item.id] = asyncio.create_task(self._hold(item.tenant_id, lock))
 
     def forget(self, item_ids: Sequence[int]) -> None:
-        """Forget the calls of these items, which are over, and release the leases that this process holds for them."""
+        """Forget the calls of these items, which are over, and release, in the background, the leases that this process
+        holds for them."""
         if not (self._under_way or self._requests or self._kept):
             return
         for item_id in item_ids:
@@ -114,12 +116,14 @@ class PaidCalls:
             self._cut_off.append(item)
 
     async def note_cut_off(self) -> None:
-        """Record, for each call that the stop of this process cut off, that it may have been paid for in vain."""
+        """Insert an `attempts` row for each call that the stop of this process cut off: it may have been paid for in
+        vain."""
         if self._cut_off:
             await self._note(self._cut_off, "INTERRUPTED", STOPPED, MANY)
 
     async def _note(self, items: Sequence[Item], code: str, error: str, most: int) -> None:
-        """Insert an `attempts` row with this error for each item, unless it has `most` rows with this code already."""
+        """Insert an `attempts` row with this error for each item that has fewer than `most` such rows with this
+        code."""
         names = ("id", "run_id", "event_id", "round", "executions")
         rows = [{name: getattr(item, name) for name in names} for item in items]
         facts = {"items": as_json(rows), "most": most, "replica": self._replica, "code": code, "error": error}

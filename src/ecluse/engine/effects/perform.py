@@ -1,7 +1,7 @@
 """One execution of a write, as far as the protocol (`protocol.py`) allows: record the intent, send, or read back.
 
-The items of one call go through it together: one read, one commit of their intents, one send. Each has its own effect
-and its own answer; most calls have a single item."""
+The items of one call take these steps together: one read, one commit of their intents, one send. Each has its own
+effect and its own answer; most calls have a single item."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from ecluse.engine.model.writes import KeyedWrite, Order, ReadableWrite, Write
 
 
 class Performed(NamedTuple):
-    """The result of one execution of a write, and the new state of its effect, which is stored with the item; None if
-    there is none to store."""
+    """The result of one execution of a write, and the new state of its effect, which is stored with the item; `effect`
+    None: there is no new state to store."""
 
     outcome: Done | VendorError | datetime  # an instant: execute again then
     effect: EffectEnd | None = None
@@ -52,7 +52,7 @@ Answers = dict[ClaimKey, Performed | None]
 
 @dataclass(slots=True)
 class ItemOfCall:
-    """An item of the call. `spent`: its write may not be sent again, and fails with this error unless it turns out to
+    """An item of a call. `spent`: its write may not be sent again, and fails with this error unless it turns out to
     have been applied. `doubt`: the state of its effect, if an earlier send of it is unresolved."""
 
     claimed: ClaimedItem
@@ -67,7 +67,7 @@ class ItemOfCall:
 
 class WriteExecutor:
     """Takes writes through the protocol, each as far as one execution can. `intend` commits an intent and returns the
-    state of its effect; `may_send` returns whether this process may still send a write of this item."""
+    state of its effect; `may_send` returns whether this process may still send a write of an item."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class WriteExecutor:
         batch: Sequence[tuple[ClaimedItem, VendorError | None]],
         answers: Answers,
     ) -> None:
-        """Start the writes of the claimed items, or continue them, in one call; put the result of each into `answers`
-        as soon as it is known, so that an interruption leaves only the others open. With each item comes the error with
-        which it fails if it may not be sent again."""
+        """Start or continue the writes of the claimed items in one call. `batch` has each item with the error with
+        which it fails if its write may not be sent again (None: it may). The result of each item is put into `answers`
+        as soon as it is known, so that an interruption leaves only the other items without an answer."""
         call = WriteCall(self, write, context, answers)
         items = [ItemOfCall(claimed, _effect_of(claimed.item), spent) for claimed, spent in batch]
         items = await call.look_up(items)
@@ -98,15 +98,17 @@ class WriteExecutor:
             items = await call.go(items)
 
     async def record(self, intent: Intent) -> EffectState:
-        """Commit the intent; return the state of its effect. Raise Fenced or a VendorError, as `intend`."""
+        """Commit the intent and return the state of its effect. Raise Fenced if the claim was lost, a VendorError if
+        the intent cannot be stored."""
         self.phase[intent.claimed.claim_key] = "recording"
         recorded = await self._intend(intent)
         self.phase[intent.claimed.claim_key] = "asking" if recorded.state in OPEN else "recording"
         return recorded
 
     def may_send(self, item: Item, asked_at: float) -> bool:
-        """Return True if the write of the item, whose intent was asked for at `asked_at`, may be sent now: it is not
-        too late, and neither its run nor this process ends."""
+        """Return True if a write of the item, whose intent was asked for at `asked_at` (on the loop's clock), may be
+        sent now: at most SEND_WITHIN seconds have passed, its run has not ended, and this process is neither stopping
+        nor possibly declared dead."""
         return asyncio.get_running_loop().time() - asked_at <= SEND_WITHIN and self._may_send(item)
 
     def now(self) -> datetime:
@@ -114,7 +116,7 @@ class WriteExecutor:
 
 
 class WriteCall:
-    """One call of a write with its items."""
+    """One call of a write, with its items. The answers of the items are put into `answers`."""
 
     def __init__(self, executor: WriteExecutor, write: Write, context: WorkContext, answers: Answers) -> None:
         self._executor = executor
@@ -123,7 +125,8 @@ class WriteCall:
         self._answers = answers
 
     async def look_up(self, items: list[ItemOfCall]) -> list[ItemOfCall]:
-        """Look up the effects of items that were executed before; return the items that are to be sent or read."""
+        """Look up the effects of items that were executed before, and answer those that need no further send or read.
+        Return the items without an answer."""
         known = [one for one in items if one.spent is not None or one.item.executions or one.item.crashes]
         for one, recorded in await self._record([(one, self._intent(one, send=None)) for one in known]):
             if recorded.state != "planned":
@@ -133,8 +136,8 @@ class WriteCall:
         return self._unanswered(items)
 
     async def go(self, items: list[ItemOfCall]) -> list[ItemOfCall]:
-        """Read the states at the vendor, then send what is not there. Return the items whose writes turned out to be
-        in doubt, to be read once more."""
+        """Read the states at the vendor (for a write that can be read back), then send the writes that are not applied.
+        Return the items without an answer: their writes turned out to be in doubt, and are read once more."""
         write, found = self._write, dict[str, Any]()
         if isinstance(write, ReadableWrite):
             try:
@@ -146,7 +149,7 @@ class WriteCall:
         intents = [(one, self._decide(one, found.get(one.item.key))) for one in items]
         wanted = [(one, intent) for one, intent in intents if intent is not None]
         if isinstance(write, ReadableWrite) and any(intent.send for _, intent in wanted):
-            # The read used the first permit. Not awaited between the intent and its send.
+            # The read used the first permit; the second is awaited here, not between the intent and its send.
             await self._context.permit(wanted[0][0].item)
         sending = []
         for one, recorded in await self._record(wanted):
@@ -160,8 +163,8 @@ class WriteCall:
         return self._unanswered(items)
 
     def _continue(self, one: ItemOfCall, recorded: EffectState) -> None:
-        """Answer for a write whose effect was recorded before, depending on its present state; in doubt, and quiet, it
-        stays open to be read."""
+        """Answer for a write whose effect was recorded before, depending on its present state. If it is in doubt and
+        its quiet period is over, it gets no answer here: it is to be read back."""
         if recorded.state == "planned":  # by a concurrent transaction: its row is not visible yet
             self._answer(one, self._executor.now() + LATER)
         elif recorded.state == "applied":
@@ -175,7 +178,7 @@ class WriteCall:
             one.doubt = recorded
 
     def _decide(self, one: ItemOfCall, found: Any) -> Intent | None:
-        """Return the intent that the state `found` at the vendor leads to; None if the item is answered by it."""
+        """Return the intent that follows from the state `found` at the vendor; None if that state answers the item."""
         write, doubt = self._write, one.doubt
         if doubt is not None:
             return self._decide_again(one, doubt, found)
@@ -190,8 +193,8 @@ class WriteCall:
         return self._intent(one, wanted, found, send=look == "send")
 
     def _decide_again(self, one: ItemOfCall, doubt: EffectState, found: Any) -> Intent | None:
-        """Find out whether the last send was applied; return the intent to send again, unless it was or may not be
-        repeated."""
+        """Find out from the state `found` whether the last send was applied. Return the intent to send again; None if
+        the item is answered: the send was applied, is in conflict, or may not be repeated."""
         write, spent, before = self._write, one.spent, doubt.before
         state: State = "unknown"
         if isinstance(write, ReadableWrite):
@@ -213,8 +216,8 @@ class WriteCall:
         return self._intent(one, doubt.wanted, before, again_after=doubt.sends)
 
     async def _send(self, sending: list[tuple[ItemOfCall, EffectState]]) -> None:
-        """Send the writes, whose intents have just been committed, except those for which that took too long or which
-        may not be sent any more."""
+        """Send the writes, whose intents have just been committed. Writes whose commit took too long, or that may not
+        be sent any more, are put off instead."""
         in_time = []
         for one, recorded in sending:
             if self._executor.may_send(one.item, recorded.asked_at):
@@ -239,7 +242,7 @@ class WriteCall:
             self._sent(one, recorded, answers)
 
     def _sent(self, one: ItemOfCall, recorded: EffectState, answers: Mapping[str, Any] | None) -> None:
-        """Judge the vendor's answer to the write of this item."""
+        """Answer for the write of this item from the vendor's answers to the call."""
         result = None if answers is None else answers.get(one.item.key, NOT_NAMED)
         if result is NOT_NAMED:
             result = TransientError("The vendor's answer does not name it", code="NOT_NAMED")
@@ -260,15 +263,16 @@ class WriteCall:
         self._answer(one, error, recorded.ended(state, error=error.message))
 
     def _doubtful(self, one: ItemOfCall) -> bool:
-        """Return True if an earlier send of the write is unresolved; the read-back of a C2 write has resolved it."""
+        """Return True if an earlier send of the write is unresolved. It never is for a C2 write, whose read-back
+        resolved it."""
         return one.doubt is not None and isinstance(self._write, KeyedWrite)
 
     def _intent(self, one: ItemOfCall, wanted: Any = None, before: Any = None, **options: Any) -> Intent:
         return Intent(one.claimed, one.effect, self._write, wanted, before, **options)
 
     async def _record(self, wanted: Sequence[tuple[ItemOfCall, Intent]]) -> list[tuple[ItemOfCall, EffectState]]:
-        """Commit the intents, together; return the states of their effects. Items whose claim was lost, or whose intent
-        cannot be stored, are answered."""
+        """Commit the intents together; return the items with the states of their effects. Items whose claim was lost,
+        or whose intent cannot be stored, are answered and left out."""
         record = self._executor.record
         results = await asyncio.gather(*(record(intent) for _, intent in wanted), return_exceptions=True)
         recorded = []

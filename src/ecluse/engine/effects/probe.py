@@ -1,5 +1,5 @@
-"""Settling of writes that were in doubt when their item was given up or their run ended: a sweep keeps reading them
-back, so that `effects` becomes correct."""
+"""Settling of writes that were in doubt when their item was given up or their run ended: a sweep reads them back until
+`effects` has their true state."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ RETURNING i.id, i.run_id, i.tenant_id, i.flow, i.stage, i.key, i.target, i.paylo
 async def settle_forgotten(
     pool: Pool, flows: Mapping[str, Flow], contexts: Mapping[str, WorkContext], replica: str
 ) -> None:
-    """Read back the writes in doubt that are due, at most AT_ONCE of them, and store the result of each; a write that
-    cannot be read is tried again later. A periodic job of workers; `contexts`: the work contexts of the flows, by
-    name."""
+    """Read back the writes in doubt that are due, at most AT_ONCE of them, store the state of each and log it to its
+    run. A write that cannot be read is logged and tried again later, for a day after its last send. A periodic job of
+    workers; `contexts`: the work contexts of the flows, by name."""
     async with pool.connection() as connection:
         rows = await fetch_rows(connection, DUE, {"flows": list(flows), "most": AT_ONCE})
         due = [(Item._make(row[:-4]), *row[-4:]) for row in rows]
@@ -67,8 +67,9 @@ async def settle_forgotten(
 async def _read_back(
     flow: Flow, context: WorkContext, item: Item, name: UUID, sends: int, wanted: Any, before: Any
 ) -> EffectEnd:
-    """Read the state at the vendor and judge the effect `name` by it: `before` is the state before the write, `wanted`
-    the state that it was to set."""
+    """Read the state at the vendor and return the end of the effect with the id `name` that follows from it. `before`:
+    the state before the write; `wanted`: the state that the write was to set. Raise TypeError if the stage no longer
+    has a write that can be read back."""
     stage = flow.stage(item.stage)
     if not isinstance(stage.work, ReadableWrite):
         raise TypeError(f"{item.flow}/{item.stage} is no write that can be read back any more")

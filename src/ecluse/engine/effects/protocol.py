@@ -39,11 +39,11 @@ OPEN = ("sending", "unknown")
 
 
 class Fenced(Exception):
-    """The claim is no longer this worker's: it was taken over, or the run has ended."""
+    """The claim was lost: it was taken over, or the run has ended."""
 
 
 class EffectState(NamedTuple):
-    """The state of an effect in the database; `went`: this intent was recorded, and the write is to be sent now."""
+    """The state of an effect in the database. `went`: the intent was recorded, and the write is to be sent now."""
 
     id: UUID
     went: bool
@@ -59,15 +59,15 @@ class EffectState(NamedTuple):
     asked_at: float = 0.0  # on the loop's clock
 
     def ended(self, state: State, result: Any = None, error: str | None = None) -> EffectEnd:
-        """Return the effect's new state, to be stored after an execution that began with this one."""
+        """Return the new state of the effect, to be stored after an execution that began with this state."""
         return EffectEnd(self.id, self.sends, state, result, error)
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
     """The intent to write at a vendor, which is committed before the write is sent. `again_after`: the number of
-    earlier sends, if it is sent again. `send` False: nothing is sent, because the vendor already has the wanted value;
-    None: the effect is only read."""
+    earlier sends, if the write is sent again. `send` False: the effect is recorded as applied and nothing is sent,
+    because the vendor already has the wanted value; None: the effect is only read."""
 
     claimed: ClaimedItem
     id: UUID
@@ -93,7 +93,8 @@ class Intent:
         }
 
     def reply(self, recorded: EffectState | None) -> None:
-        """Pass `recorded` to the execution that awaits `answer`, or raise Fenced there (None: the claim was lost)."""
+        """Give `recorded` to the execution that awaits `answer`; None: raise Fenced there, because the claim was
+        lost."""
         if self.answer.done():  # the caller was cancelled
             return
         if recorded is None:
@@ -102,14 +103,14 @@ class Intent:
             self.answer.set_result(recorded)
 
     def refuse(self, error: VendorError) -> None:
-        """Raise the error in the execution that awaits `answer`: the intent cannot be stored."""
+        """Raise the error in the execution that awaits `answer`, because the intent cannot be stored."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
 class EffectEnd(NamedTuple):
-    """The state of an effect after an execution, stored with the item; ignored if the effect has been sent more than
-    `sends` times by then."""
+    """The state of an effect after an execution, stored with the item. It is not stored if the effect has been sent
+    again since (`sends` is the number of sends that it is about), or is settled already."""
 
     id: UUID
     sends: int
@@ -156,8 +157,8 @@ FROM clock, mine m LEFT JOIN LATERAL (
     WHERE e.id = m.id AND NOT EXISTS (SELECT 1 FROM put WHERE put.id = m.id)) s ON true
 """
 
-# Not bound to the claim: what is certain about the last send stays true when the run has ended meanwhile. A replica
-# that was declared dead settles only the effects of items accepted before in the same transaction.
+# Not bound to the claim: what is certain about the last send stays true if the run has ended meanwhile. A replica that
+# was declared dead stores only the effects of items accepted before in the same transaction.
 SETTLE = """
 UPDATE effects e SET state = t.state, result = t.result, error = t.error,
     settled_at = CASE WHEN t.state NOT IN ('planned', 'unknown') THEN ecluse_now() END
@@ -168,12 +169,12 @@ WHERE e.id = t.id AND e.sends = t.sends AND e.state IN ('sending', 'unknown')
 
 
 def as_stored_json(value: Any) -> Any:
-    """Return the value as it reads after being stored as JSON, so that values can be compared."""
+    """Return the value as it reads after being stored as JSON, for comparison with values that were stored."""
     return from_json(to_json(value))
 
 
 def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_applied", "conflict"]:
-    """Judge a write by the state that a read-back after the quiet period has `found`; `before` is the state before the
+    """Judge a write by the state that a read-back after the quiet period has `found`. `before`: the state before the
     write."""
     if agrees(found, wanted):
         return "applied"
@@ -181,15 +182,16 @@ def conclude(found: Any, wanted: Any, before: Any) -> Literal["applied", "not_ap
 
 
 def first_look(write: ReadableWrite, item: Item, found: Any, wanted: Any) -> Literal["applied", "send", "conflict"]:
-    """Judge a write that was not sent yet by the state `found` at the vendor: it may be as wanted already, or another
-    than the write expects."""
+    """Judge a write that was not sent yet by the state `found` at the vendor: `applied` if it is as wanted already,
+    `conflict` if it is neither that nor the state that the write expects."""
     if agrees(found, wanted):
         return "applied"
     return "send" if write.expected is None or agrees(found, as_stored_json(write.expected(item))) else "conflict"
 
 
 def agrees(found: Any, wanted: Any) -> bool:
-    """Return True if the state that was found is as wanted; in an object, only the wanted fields count."""
+    """Return True if the state that was found equals the wanted one; of two objects, only the wanted fields are
+    compared."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         return all(name in found and found[name] == value for name, value in wanted.items())
     return bool(found == wanted)
@@ -197,7 +199,7 @@ def agrees(found: Any, wanted: Any) -> bool:
 
 def after_failure(error: VendorError, *, doubtful: bool) -> State:
     """Return the state of an effect after a send failed. `doubtful`: an earlier send of the same write is unresolved,
-    and this refusal says nothing about that one."""
+    which a refusal of this one does not change."""
     if doubtful or error.ambiguous:
         return "unknown"
     return "rejected" if isinstance(error, PermanentError) else "planned"
@@ -223,8 +225,8 @@ async def record(
 async def store_effects(
     connection: Connection, ended: list[EffectEnd], replica: str, accepted: Collection[int] = ()
 ) -> None:
-    """Store the states of effects after executions. `accepted`: items whose results were stored in the same
-    transaction; if the replica was declared dead, only their effects are settled."""
+    """Store the states of effects after executions, in the caller's transaction. `accepted`: the ids of the items whose
+    results were stored in the same transaction; if the replica was declared dead, only their effects are stored."""
     rows = [one._replace(error=storable(one.error))._asdict() if one.error else one._asdict() for one in ended]
     parameters = {"rows": as_json(rows), "replica": replica, "accepted": list(accepted)}
     await connection.execute(SETTLE, parameters, prepare=True)
@@ -232,7 +234,8 @@ async def store_effects(
 
 def again_or_never(write: Write, verdict: Retry | GiveUp, now: datetime) -> Retry | GiveUp:
     """Adapt the verdict on a failed execution to a write in doubt: a retry comes after the quiet period at the
-    earliest; a write that can be read back is never given up; any other is given up for good."""
+    earliest; instead of being given up, a write that can be read back is retried then, and any other write is given up
+    for good."""
     if isinstance(verdict, Retry):
         return Retry(max(verdict.at, now + write.quiet))
     return Retry(now + write.quiet) if isinstance(write, ReadableWrite) else GiveUp(permanent=True)

@@ -1,9 +1,8 @@
-"""The cost of paid calls: reserved before a call, settled in the commit that stores its result. Every statement changes
-`paid_calls` and the totals that budgets are compared with together.
+"""The cost of paid calls: reserved before a call, settled in the commit that stores its result. Every statement that
+changes `paid_calls` also changes the totals that budgets are compared with.
 
-A call is named by its item and claim: an item that was taken over is paid for under another claim, and what became of
-the first call stays a row of its own, `unknown` until the result arrives after all.
-"""
+A call is identified by its item and its claim: if an item is taken over, its next call is paid for under another claim,
+and the first call stays a row of its own, `unknown` unless its result arrives after all."""
 
 from __future__ import annotations
 
@@ -126,14 +125,15 @@ WITHIN = {
 
 
 class PaidCallRequest(NamedTuple):
-    """A paid call that is about to be made."""
+    """A paid call that is about to be made for a claimed item, and the most that it may cost."""
 
     claimed: ClaimedItem
     charge: Charge
 
 
 class Root(NamedTuple):
-    """The run whose budget a call counts against, and its schedule."""
+    """The run whose budget a call counts against (the run at the top of its tree, or the nearest redrive), its
+    schedule, and the day (UTC) on which it was created."""
 
     run_id: int
     schedule_id: int | None
@@ -141,8 +141,9 @@ class Root(NamedTuple):
 
 
 async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> dict[int, Exceeded | None]:
-    """Reserve the cost of these calls, in one transaction; return by item the budget that has no room, or None. Items
-    of the same stage, for which the same budget has no room either, are postponed with them."""
+    """Reserve the cost of these calls, in one transaction. Return, by item id, the budget that has no room for the
+    call; None: the cost is reserved. If no other call is expected to fit either, the waiting items of the same stage
+    that count against that budget are postponed, too. `wanted` must not be empty."""
     rows = await fetch_rows(connection, ROOTS, (list({one.claimed.item.run_id for one in wanted}),))
     now = rows[0][-1]
     roots = {run_id: Root(*root) for run_id, *root, _ in rows}
@@ -170,7 +171,8 @@ async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> 
 async def _postpone(
     connection: Connection, wanted: Sequence[PaidCallRequest], found: Mapping[int, Exceeded | None]
 ) -> None:
-    """Postpone the items that wait in the stages of the refused calls, in the scope of their budgets."""
+    """Postpone the due items that wait in the stages of the refused calls and count against the same budgets, at most
+    MOST_POSTPONED per budget and stage. Only for refusals with `others`."""
     refused = {
         (over.key, item.flow, item.stage, one.claimed.item.lane_id): over
         for one in wanted
@@ -184,7 +186,8 @@ async def _postpone(
 
 
 async def lock_totals(connection: Connection, keys: Collection[TotalKey]) -> dict[TotalKey, Total]:
-    """Lock these totals until the end of the caller's transaction, and return them with their budgets."""
+    """Lock these totals until the end of the caller's transaction, creating those that do not exist; return them with
+    their budgets."""
     columns = _columns(keys)
     await connection.execute(OPEN, columns)
     locked = await fetch_rows(connection, LOCK, columns)
@@ -195,8 +198,8 @@ async def lock_totals(connection: Connection, keys: Collection[TotalKey]) -> dic
 
 
 async def settle_costs(connection: Connection, ended: Mapping[ClaimKey, Settlement]) -> None:
-    """Store what became of these calls, in the caller's transaction. A call that was not reserved, or is settled, is
-    left out."""
+    """Store the cost of these calls, or that it is unknown or released, in the caller's transaction. Calls that were
+    not reserved, or are settled already, are left out."""
     rows = [
         {"item_id": item, "claim_id": claim, "how": end.how, "price": None if end.cost is None else str(end.cost)}
         for (item, claim), end in ended.items()
@@ -206,7 +209,8 @@ async def settle_costs(connection: Connection, ended: Mapping[ClaimKey, Settleme
 
 
 async def settle_abandoned(pool: Pool) -> None:
-    """Mark the calls whose claim is gone as unknown: they may have been paid for."""
+    """Mark reserved calls whose claim is gone as unknown, because they may have been paid for: at most 1000 per call of
+    this periodic job."""
     async with pool.connection() as connection:
         if found := await fetch_rows(connection, ABANDONED):
             async with connection.transaction():
@@ -214,7 +218,7 @@ async def settle_abandoned(pool: Pool) -> None:
 
 
 def _warn_of_unpriced(charge: Charge) -> None:
-    """Log, once per model, that its calls have no price and are not limited by a budget that exists."""
+    """Log, once per process and model, that the model has no price, so that a budget does not limit its calls."""
     if (model := (charge.vendor, charge.model)) not in _warned:
         _warned.add(model)
         log.warning("budgets: model without a price, its calls count as 0", vendor=charge.vendor, model=charge.model)

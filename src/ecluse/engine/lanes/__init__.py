@@ -1,2 +1,2 @@
-"""Lanes to vendors: their registry, caps set by operators, breaker counts, pauses. (`work/claim.py` enforces the
-caps.)"""
+"""Lanes to vendors: their rows and registry, caps set by operators, rates in force, breaker counts, permits, pauses.
+(`work/claim.py` enforces the caps.)"""

@@ -1,5 +1,5 @@
 """Breaker counts of the lanes: consecutive failures are counted over all replicas in the lane's row, and a lane with
-too many of them is held. These are the only statements by which the results of calls change a lane's row."""
+too many of them is held. Only these statements change a lane's row because of a call's result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SELECT pg_notify('ecluse_lanes', id::text) FROM held
 
 
 class Change(NamedTuple):
-    """A change to be logged: a breaker that has opened, for the first time in a streak of failures, or has closed."""
+    """A change of a breaker, to be logged to runs: it has opened for the first time in a streak of failures, or has
+    closed."""
 
     lane: str
     level: Literal["info", "error"]
@@ -47,7 +48,8 @@ async def record_results(
     connection: Connection, results: Sequence[CallResult], breakers: Mapping[int, Breaker]
 ) -> list[Change]:
     """Add these results to the failure streaks of their lanes, and hold the lanes with too many failures. `breakers`:
-    the breakers of the lanes, by lane id. Return the breakers that have opened or closed, to be logged to runs."""
+    the breakers of the lanes, by lane id. Return the changes of breakers that are to be logged to runs. Results of a
+    lane whose breaker is open already are left out."""
     changes = []
     async with connection.transaction():
         rows = await fetch_rows(connection, STANDING, ([one.lane_id for one in results],))
@@ -79,8 +81,8 @@ async def record_results(
 
 
 def down(lane: str, since: datetime, probe_at: datetime, error: str) -> str:
-    """Return the message for the logs of runs about a vendor that has not answered since `since`; `error` is its last
-    failure."""
+    """Return the log message of runs about a vendor that has been down since `since`; `error` is its last failure,
+    `probe_at` the instant of the next probe."""
     return (
         f"{TRIGGERED}: lane {lane}: vendor down since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, next probe"
         f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up: {error}"

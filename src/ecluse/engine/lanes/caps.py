@@ -1,6 +1,6 @@
 """Caps of a lane that an operator sets while workers run. They replace the caps declared by the flows until they are
-cleared, and hold on every replica as soon as it is notified. Caps, per key too, are kept by the claim
-(`work/claim.py`), rates also by the call (`registry.py`)."""
+cleared, and hold on every replica as soon as it is notified. The claim (`work/claim.py`) enforces caps and rates,
+`registry.py` the rate of further calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ecluse.db.query import fetch_row
 log = structlog.get_logger(__name__)
 
 CAPS = ("max_in_flight", "max_per_key", "per_second", "burst")
-# Assignments of the caps in force, from prefixes of the columns that have the declared and the set ones. The rate is
-# that of `rates.py`.
+# Assignments of the caps in force. {set} and {declared} are the prefixes of the columns with the caps that an operator
+# has set and that the flows declare. The rate is computed as in `rates.py`.
 IN_FORCE = """max_in_flight = coalesce({set}max_in_flight, {declared}max_in_flight),
     max_per_key = coalesce({set}max_per_key, {declared}max_per_key),
     per_second = least(coalesce({set}per_second, {declared}per_second), l.vendor_per_second) * coalesce(l.slowed_to, 1),
@@ -32,8 +32,8 @@ STORED = f"SELECT {', '.join(f'set_{cap}' for cap in CAPS)} FROM lanes WHERE nam
 
 
 async def set_caps(connection: Connection, name: str, changes: Mapping[str, float | None], *, by: str) -> None:
-    """Set these caps of the lane in the caller's transaction; None clears a cap, and the flows' declaration holds
-    again. Raise NotFound if there is no such lane."""
+    """Set the caps named in `changes` (a subset of CAPS), in the caller's transaction; None clears a cap, and the
+    flows' declaration holds again. Raise NotFound if there is no such lane."""
     row = await fetch_row(connection, STORED, (name,))
     if row is None:
         raise NotFound(f"There is no lane {name!r}.")

@@ -1,4 +1,4 @@
-"""Log lines about a lane in every open run that needs it, directly or through a run that it waits for."""
+"""Log lines about a lane, written to every open run that needs it, directly or through a run that it waits for."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 async def log_to_runs(
     connection: Connection, lane: str, level: Literal["info", "warning", "error"], message: str
 ) -> None:
-    """Write the message to the log of each open run that needs the lane, directly or through a run that it waits for.
-    Tenants read it: it must not name an operator."""
+    """Write the message to the log of each open run that has items in the lane, or waits for a run that has. Tenants
+    read it: it must not name an operator."""
     await connection.execute(LOG, {"lane": lane, "level": level, "message": storable(message)})

@@ -1,5 +1,5 @@
-"""Pauses of lanes by operators. The clock of the stages that need the lane runs on, or is stopped until the lane is
-resumed: then their deadlines move by the length of the stop."""
+"""Pauses of lanes by operators. Optionally the clock of the stages that need the lane is stopped until the lane is
+resumed; their deadlines then move by the length of the stop."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ WHERE name = %(name)s RETURNING pg_notify('ecluse_lanes', id::text)
 
 
 class StageNeedingLane(NamedTuple):
-    """A stage of an open run that needs the lane: the number of items that wait in the lane (its own, or those of runs
-    that its run waits for), and the stage's deadline."""
+    """A stage of an open run that needs a lane. `waiting`: the number of items that wait in the lane, of this run or of
+    runs that it waits for."""
 
     run_id: int
     tenant_id: str
@@ -67,7 +67,7 @@ class StageNeedingLane(NamedTuple):
 
 
 class MovedDeadline(NamedTuple):
-    """A stage whose clock was stopped, with its new deadline; `by` is the time by which the deadline was moved."""
+    """A stage whose clock was stopped, with its new deadline; `by`: the time by which the deadline was moved."""
 
     run_id: int
     tenant_id: str
@@ -78,15 +78,16 @@ class MovedDeadline(NamedTuple):
 
 
 async def needing(connection: Connection, name: str) -> list[StageNeedingLane]:
-    """Return the stages of open runs that have items waiting in the lane, or wait for runs that have; the earliest
-    deadline first."""
+    """Return the stages of open runs that have items waiting in the lane, or wait for runs that have, the earliest
+    deadline first. Runs without a workflow are left out. Raise NotFound if there is no such lane."""
     await _known(connection, name)
     return await fetch_all(connection, StageNeedingLane, NEEDING, (name,))
 
 
 async def pause(connection: Connection, name: str, *, reason: str, by: str, stop_clock: bool = False) -> None:
     """Pause the lane: no replica starts an item of it until an operator resumes it. `stop_clock`: no stage that needs
-    it times out until then. A clock that is already stopped stays stopped."""
+    it times out until then; a clock that is already stopped stays stopped. A new reason is logged to the runs that need
+    the lane. Raise NotFound if there is no such lane."""
     await _known(connection, name)
     given = {"name": name, "reason": storable(reason), "by": by, "stop_clock": stop_clock}
     async with connection.transaction():
@@ -99,7 +100,7 @@ async def pause(connection: Connection, name: str, *, reason: str, by: str, stop
 
 async def resume(connection: Connection, name: str, *, reason: str, by: str) -> list[MovedDeadline] | None:
     """Resume the lane and return the stages whose deadlines moved; None if it was not paused. A hold by the vendor
-    (Retry-After) or by a breaker stays."""
+    (Retry-After) or by a breaker stays. Raise NotFound if there is no such lane."""
     await _known(connection, name)
     given = {"name": name}
     async with connection.transaction():
@@ -113,7 +114,7 @@ async def resume(connection: Connection, name: str, *, reason: str, by: str) -> 
 
 
 async def _known(connection: Connection, name: str) -> None:
-    """Raise NotFound, with the names of the declared lanes, unless there is a lane of this name."""
+    """Raise NotFound, which lists the declared lanes, if there is no lane of this name."""
     if not await fetch_value(connection, "SELECT count(*) FROM lanes WHERE name = %s", (name,)):
         names = await fetch_column(connection, "SELECT name FROM lanes WHERE name = base ORDER BY name")
         raise NotFound(f"There is no lane {name!r} (known: {', '.join(names) or 'none'}).")

@@ -1,4 +1,4 @@
-"""Permits for further calls of items that are being executed. A lane's row is locked by every reservation until it is
+"""Permits for further calls of items that are being executed. Every reservation locks the lane's row until it is
 committed, so items of one process that ask meanwhile share the next reservation: a process waits for the row once, with
 one connection, however many of its items ask."""
 
@@ -22,14 +22,15 @@ WHERE id = %(lane)s AND spacing IS NOT NULL RETURNING next_free_at - %(weight)s 
 
 
 class Reserved(NamedTuple):
-    """Consecutive permits: the instant of the first, and the time between two."""
+    """Consecutive permits: the instant of the first one, and the time between two."""
 
     first_at: datetime
     spacing: timedelta
 
 
 class Gathering:
-    """The permits of one lane that the next reservation asks for, and that reservation; None: the lane has no rate."""
+    """The number of permits of one lane that the next reservation asks for, and the task that makes it (its result is
+    None if the lane has no rate)."""
 
     def __init__(self) -> None:
         self.weight = 0
@@ -37,7 +38,7 @@ class Gathering:
 
 
 class Permits:
-    """Reserves permits for the items of one process."""
+    """Reserves permits for the items of one process, with one shared reservation per lane at a time."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -45,12 +46,13 @@ class Permits:
         self._turns = defaultdict[int, asyncio.Lock](asyncio.Lock)
 
     async def reserve(self, lane_id: int, weight: int) -> datetime | None:
-        """Return the instant of the lane's next permit, or of the first of `weight` permits; None if it has no rate."""
+        """Reserve `weight` permits of the lane, and return the instant of the first one; None if the lane has no rate.
+        Waits while the database is unavailable."""
         asked = self._gathering.setdefault(lane_id, Gathering())
         if asked.reserved is None:
             asked.reserved = asyncio.create_task(self._reserved(lane_id, asked))
         place, asked.weight = asked.weight, asked.weight + weight
-        found = await asyncio.shield(asked.reserved)  # the cancellation of one item must not cancel that of the others
+        found = await asyncio.shield(asked.reserved)  # the cancellation of one item must not cancel the others'
         return None if found is None else found.first_at + place * found.spacing
 
     async def _reserved(self, lane_id: int, asked: Gathering) -> Reserved | None:

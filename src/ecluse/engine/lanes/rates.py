@@ -1,5 +1,5 @@
-"""The pace of a lane in force: the rate that flows declare or an operator has set, no more than the vendor's own budget
-pays for, times a temporary factor. All replicas follow it, because it is the lane's row that the claim reads."""
+"""The rate of a lane in force: the rate that flows declare or an operator has set, at most what the vendor's own budget
+allows, times a temporary factor. All replicas follow it, because the claim reads it from the lane's row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORTH_WRITING = 0.1  # relative change of the vendor's pace; smaller ones would 
 # {set}, {declared}: as in `caps.IN_FORCE`.
 PER_SECOND = "least(coalesce({set}per_second, {declared}per_second), {vendor}) * coalesce({slowed_to}, 1)"
 _ROW = {"set": "l.set_", "declared": "l.declared_", "vendor": "l.vendor_per_second", "slowed_to": "l.slowed_to"}
-# Permits that the vendor's bucket does not pay for are taken away by moving the instant of the next one.
+# Permits that the vendor's bucket cannot pay for are withdrawn, by moving the instant of the next permit.
 FOLLOW = f"""
 WITH told AS MATERIALIZED (
     SELECT now, %(per_second)s::double precision AS per_second, now - %(credit)s * interval '1 second' AS free_at
@@ -47,16 +47,16 @@ RETURNING l.name, pg_notify('ecluse_lanes', l.id::text)
 
 
 async def follow_vendor(connection: Connection, lane_id: int, pace: VendorPace) -> None:
-    """Have the next permits of the lane follow the pace that its vendor's budget allows. Nothing is written while it
-    stays about the same."""
+    """Limit the rate and the next permits of the lane to the pace that its vendor's budget allows. Nothing is written
+    while the pace changes by at most a tenth and no permit has to be moved."""
     await connection.execute(FOLLOW, {"lane": lane_id, **pace._asdict()})
 
 
 async def slow_lane(
     connection: Connection, name: str, *, reason: str, to: float = HALF, quiet: timedelta = QUIET
 ) -> None:
-    """Use only a share of the lane's rate, by default half, until `quiet` has passed since the last call of this
-    function, or `restore_lane` is called. Raise NotFound if there is no such lane, Conflict if it has no rate."""
+    """Lower the lane's rate to the share `to` of it, until `quiet` has passed since the last call of this function, or
+    `restore_lane` is called. Raise NotFound if there is no such lane, Conflict if it has no rate."""
     given = {"name": name, "to": to, "quiet": quiet, "reason": storable(reason)}
     if (slowed := await fetch_row(connection, SLOW, given)) is None:
         if await fetch_column(connection, "SELECT 1 FROM lanes WHERE name = %s", (name,)):
@@ -66,12 +66,12 @@ async def slow_lane(
 
 
 async def restore_lane(connection: Connection, name: str) -> bool:
-    """Use the lane's whole rate again. Return False if it was not slowed."""
+    """Restore the whole rate of the lane. Return False if it was not slowed."""
     return bool(await _restore(connection, name))
 
 
 async def restore_quiet_lanes(pool: Pool) -> None:
-    """Use the whole rate again of the lanes that were slowed and have been quiet for long enough. A periodic job."""
+    """Restore the whole rate of the lanes that were slowed and whose `quiet` time has passed. A periodic job."""
     async with pool.connection() as connection:
         await _restore(connection, None)
 

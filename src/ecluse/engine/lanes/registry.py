@@ -1,9 +1,8 @@
-"""The lanes as one process knows them: their ids, which are closed at the moment, and the results of its own calls.
+"""The lanes as one process knows them: their ids, which of them are closed, and the results of its own calls.
 
 The table is the truth, and the claim reads it; but items claimed a moment before a lane closes must not start either.
-So every change that closes or opens a lane sends a NOTIFY, and all replicas read the few rows again. While no call
-fails, nothing is written.
-"""
+So every change that closes or opens a lane sends a NOTIFY, and all replicas read the changed rows again. While no call
+fails, nothing is written."""
 
 from __future__ import annotations
 
@@ -54,6 +53,8 @@ FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%
 
 
 class LaneState(NamedTuple):
+    """The columns of a lane that decide whether its items may start, and what its breaker has counted."""
+
     id: int
     base: str
     paused: bool
@@ -67,7 +68,7 @@ class LaneState(NamedTuple):
 
 
 class Closed(Exception):
-    """The lane was closed before the next call of an item that is being executed: the item is released."""
+    """The lane was closed before a further call of an item that is being executed: the item is released."""
 
 
 class Lanes:
@@ -95,14 +96,14 @@ class Lanes:
         self.on_change: Callable[[], None] = lambda: None  # called when a lane may have closed or opened
 
     async def put(self) -> None:
-        """Insert the declared lanes, or store their caps, rates and breakers where they have changed, and read how all
-        stand. Called once, at start-up."""
+        """Insert the declared lanes, or store their caps, rates and breakers where they have changed, and read the
+        state of all lanes. Called once, at start-up."""
         async with self._pool.connection() as connection:
             await put_declared(connection, self.stages.values())
             await self._read(connection, None)
 
     def refresh(self, lane_id: int | None = None) -> None:
-        """Have `run` read this lane again, which may be new; None: all lanes."""
+        """Have `run` read this lane again (it may be a new one); None: all lanes."""
         if lane_id is None:
             self._outdated = None
         elif self._outdated is not None:
@@ -110,8 +111,8 @@ class Lanes:
         self._wake.set()
 
     async def learn(self, connection: Connection, lane_ids: Iterable[int]) -> None:
-        """Read those of these lanes that are not known yet: an item of them was claimed before their notification
-        arrived."""
+        """Read the lanes among these that this process does not know yet. Called before their items are claimed,
+        because the notification of a new lane may not have arrived."""
         if unknown := set(lane_ids) - self._known.keys():
             await self._read(connection, unknown)
 
@@ -119,11 +120,12 @@ class Lanes:
         return len(self._known)
 
     def ids(self, *, capped: bool) -> list[int]:
-        """Return the ids of the lanes that have, or have not, anything that must hold over all replicas."""
+        """Return the ids of the known lanes with (`capped`) or without anything that must hold over all replicas: caps,
+        a rate, a breaker."""
         return [one.id for one in self._known.values() if one.capped is capped]
 
     def base(self, lane_id: int) -> str:
-        """Return the name of the declared lane that this lane is beneath."""
+        """Return the name of the declared lane that this lane is beneath; for a declared lane, its own name."""
         return self._known[lane_id].base
 
     def is_closed(self, lane_id: int) -> bool:
@@ -134,15 +136,16 @@ class Lanes:
         return until is None or until > self._clock.now()
 
     def spacing(self, item: Item) -> float:
-        """Return the seconds until the lane's next permit after a call for this item."""
+        """Return the seconds between a call for this item and the lane's next permit; 0 if the lane has no rate."""
         stage = self.stages[item.flow, item.stage]
         spacing = self._known[item.lane_id].spacing
         return stage.weight * spacing.total_seconds() if spacing else 0.0
 
     def record_result(self, claimed: ClaimedItem, error: Exception | None, *, called: bool = True) -> Spared | None:
-        """Record how an execution has ended (`error` None: it succeeded), for `write_results`; return a `Spared` if the
-        failure is the vendor's. A hold that the vendor asks for applies in this process at once, and everywhere as soon
-        as it is written. `called` False: the vendor was not called."""
+        """Record the end of an execution (`error` None: it succeeded), to be stored by `write_results`. Return a
+        `Spared` if the failure is the vendor's fault and is not counted against the item. A hold that the vendor asks
+        for applies in this process at once, and in others as soon as it is written. `called` False: the vendor was not
+        called, so nothing is counted for the breaker."""
         item, now = claimed.item, self._clock.now()
         stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         lane = stage.lane
@@ -163,8 +166,8 @@ class Lanes:
         return Spared(now + lane.breaker.pause, now if before.trips and not closed else None)
 
     def _count(self, end: CallResult) -> None:
-        """Count the end towards the breaker as the database will; every read of the table corrects it. While the lane
-        is closed, only failures count."""
+        """Count a call result for the breaker in memory, as the database will; every read of the table replaces this
+        count. While the lane is closed, only failures count."""
         breaker, before = self._breaker(end.lane_id), self.counting.get(end.lane_id, NO_FAILURES)
         if breaker is None or end.counts is None or (self.is_closed(end.lane_id) and not end.counts):
             return
@@ -182,8 +185,9 @@ class Lanes:
         return self._declared[self._known[lane_id].base].breaker
 
     async def reserve(self, item: Item) -> None:
-        """Wait for a permit for a further call of an item that is being executed. Its instant is reserved at once,
-        however far ahead: such an item goes before items that wait to start. Raises Closed if the lane is closed."""
+        """Reserve a permit for a further call of an item that is being executed, and wait for its instant, however far
+        ahead: such an item goes before items that wait to start. Raise Closed if the lane is closed before or after the
+        wait."""
         stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         if self._known[lane_id].spacing is not None and not self.is_closed(lane_id):
             start_at = await self._permits.reserve(lane_id, stage.weight) or self._clock.now()
@@ -192,15 +196,15 @@ class Lanes:
             raise Closed
 
     def heard(self, item: Item, told: Throttle) -> None:
-        """Take note of what the vendor said of its budget in the answer to a call of this item (`WorkContext.heard`),
-        for `write_results`."""
+        """Note the budget that the vendor stated in its answer to a call of this item (`WorkContext.heard`), to be
+        stored by `write_results`."""
         cost = self._costs[item.lane_id] = mean_cost(self._costs.get(item.lane_id), told)
         self._paces[item.lane_id] = pace_of(told, cost)
 
     async def write_results(self, pool: Pool) -> None:
-        """Write the results gathered by `record_result`, and what vendors said of their budgets, to the lanes. The
-        committer calls it before it stores the results of the items: a claim after that commit finds the lanes
-        updated."""
+        """Store the results gathered by `record_result`, and the budgets that vendors stated, in the rows of the lanes.
+        The committer calls it before it stores the results of the items, so that a claim after that commit finds the
+        lanes updated."""
         if self._paces:
             async with pool.connection() as connection:
                 for lane_id, pace in self._paces.items():
@@ -223,8 +227,8 @@ class Lanes:
             del self._unwritten[: len(results)]
 
     async def run(self) -> None:
-        """Read lanes again after every change, by this replica or another, until cancelled; all of them at intervals,
-        because a notification may be lost."""
+        """Read lanes again after every change, by this replica or another, until cancelled; and all lanes every
+        POLL_SECONDS, because a notification may be lost."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
@@ -247,8 +251,8 @@ class Lanes:
             await self._read(connection, ids)
 
     async def _read(self, connection: Connection, ids: set[int] | None) -> None:
-        """Read these lanes, or all: their caps, which are closed and what their breakers have counted; and add the
-        results that are not written yet."""
+        """Read the caps, holds, pauses and breaker counts of these lanes (None: all), and add the results that are not
+        written yet."""
         given = {"bases": self.bases, "ids": None if ids is None else list(ids)}
         rows = await fetch_all(connection, LaneState, LANE_STATES, given)
         for lane_id in list(self._known) if ids is None else ids:
@@ -267,8 +271,8 @@ class Lanes:
         self._apply_holds()
 
     def _apply_holds(self) -> None:
-        """Apply the holds that vendors asked for and that are not written yet, and set the alarm for the end of each
-        hold."""
+        """Apply the holds that vendors asked for and that are not written yet, set an alarm for the end of each hold,
+        and call `on_change`."""
         for one in self._unwritten:
             until = self._closed.get(one.lane_id, one.until)
             if one.until is not None and until is not None:

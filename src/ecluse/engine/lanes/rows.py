@@ -1,5 +1,5 @@
-"""The rows of the lanes: those that flows declare, and those that are made at run time, one per credential (and model),
-beneath a declared one. A change reaches the workers of all replicas by a notification."""
+"""The rows of the lanes: lanes that flows declare, and lanes made at run time, one per credential (and model), beneath
+a declared one. A change is announced to the workers of all replicas by a notification."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = structlog.get_logger(__name__)
 RETIRED_FOR = timedelta(hours=1)  # before a lane is removed: longer than any transaction that dispatches
 
 # A call of any weight may start as soon as one permit is free. So that the vendor's bucket is not overdrawn, the burst
-# in force is lowered by the weight of the lane's heaviest call. That and the breaker of a lane made at run time are
-# those of its base.
+# in force is lowered by the weight of the lane's heaviest call. A lane made at run time takes this weight and its
+# breaker from its base.
 WANTED = """
 WITH wanted AS MATERIALIZED (
     SELECT w.name, w.tenant, w.max_in_flight, w.max_per_key, w.per_second, w.burst,
@@ -52,7 +52,7 @@ UPDATE lanes l SET tenant_id = n.tenant, declared_max_in_flight = n.max_in_fligh
     retired_at = NULL, {IN_FORCE.format(declared="n.", heaviest="n.heaviest", set="l.set_")}
 FROM changed n WHERE l.id = n.id RETURNING pg_notify('ecluse_lanes', l.id::text)
 """  # noqa: S608 - our own names
-# What the lanes beneath a declared lane have of it.
+# The lanes beneath a declared lane take its breaker and its heaviest weight.
 FOLLOW = """
 WITH changed AS MATERIALIZED (
     SELECT l.id, b.heaviest, b.break_after FROM lanes l JOIN lanes b ON b.name = l.base
@@ -73,7 +73,8 @@ REMOVE = f"DELETE FROM lanes WHERE id = ANY(ARRAY({UNUSED} FOR UPDATE SKIP LOCKE
 
 
 async def put_declared(connection: Connection, stages: Iterable[Stage]) -> None:
-    """Insert the lanes of these stages, or store their caps, rates and breakers where they have changed."""
+    """Insert the lanes of these stages, or store their caps, rates and breakers where they have changed; lanes made
+    beneath them take over the breaker and the heaviest weight."""
     lanes: dict[str, Row] = {}
     for stage in stages:
         breaker, row = stage.lane.breaker, lanes.setdefault(stage.lane.name, _row(stage.lane))
@@ -84,9 +85,9 @@ async def put_declared(connection: Connection, stages: Iterable[Stage]) -> None:
 
 
 async def put_lanes(connection: Connection, lanes: Iterable[Lane]) -> dict[str, int]:
-    """Make these lanes, or store their caps where they have changed, in the caller's transaction; return their ids by
-    name. Each is beneath a declared lane (`Lane`), from which it has its breaker; a retired lane is wanted again. Caps
-    that an operator has set stay in force."""
+    """Insert these lanes, or store their caps where they have changed, in the caller's transaction; return their ids by
+    name. Each must be beneath a declared lane (else ValueError), from which it takes its breaker; a retired lane is in
+    use again. Caps that an operator has set stay in force."""
     wanted = {lane.name: lane for lane in lanes}
     if declared := [lane.name for lane in wanted.values() if lane.name == lane.base]:
         raise ValueError(f"lanes {', '.join(declared)}: the name of a lane made at run time has a slash")
@@ -98,13 +99,14 @@ async def put_lanes(connection: Connection, lanes: Iterable[Lane]) -> dict[str, 
 
 
 async def retire_lanes(connection: Connection, names: Collection[str]) -> None:
-    """Mark lanes made at run time as no longer wanted: each is removed when no item points at it any more. Items that
-    wait in them are still worked on."""
+    """Mark lanes made at run time as no longer wanted: each is removed once no item uses it. Items that wait in them
+    are still executed. Declared lanes among `names` are left out."""
     await connection.execute(RETIRE, (list(names),))
 
 
 async def remove_unused(pool: Pool, retired_for: timedelta = RETIRED_FOR) -> list[str]:
-    """Remove the retired lanes that no item points at; return their names. A finished item has a claim in its lane."""
+    """Remove the lanes that were retired at least `retired_for` ago and that no item uses; return their names. A
+    finished item uses its lane for as long as its claim is stored. A periodic job."""
     async with pool.connection() as connection:
         removed = await fetch_column(connection, REMOVE, (retired_for,))
     if removed:

@@ -1,9 +1,8 @@
 """The outbox: an event is a row, written in the transaction that makes it true; `publisher.py` publishes it.
 
-Ids of one aggregate are drawn under its lock, which lasts until the commit: they follow the order of the commits, so a
-reader that sees an event has seen all earlier events of that aggregate. Write events at the end of a transaction, so
-that the lock is held briefly.
-"""
+Ids of one aggregate are drawn under its lock, which lasts until the commit. They follow the order of the commits, so a
+reader that sees an event can already see all earlier events of that aggregate. Write events at the end of a
+transaction, so that the lock is held briefly."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ EVENTS_CHANNEL = "ecluse_events"  # something was published
 
 @dataclass(frozen=True)
 class Event:
-    """An event to be published. Its key deduplicates: a second event of the tenant with the same key is not written.
-    Events of one aggregate are published in the order in which they happened."""
+    """An event to be published. `event_key` deduplicates: a second event of the tenant with the same key is not
+    written. Events of one aggregate are published in the order in which they were written."""
 
     tenant_id: str
     event_key: str
@@ -33,7 +32,8 @@ class Event:
     producer: str = "ecluse"
 
 
-# Follows a WITH that has rows called `events`. An id is drawn for each row that leaves the join, hence after the locks.
+# To follow a WITH whose rows are called `events`. An id is drawn for each row that leaves the join, hence after the
+# locks are taken.
 WRITTEN = f"""
 locked AS MATERIALIZED (
     SELECT pg_advisory_xact_lock(h) AS lock
@@ -59,7 +59,7 @@ WITH events AS (
 {WRITTEN} SELECT count(*) FROM written
 """  # noqa: S608 - our own names
 
-# The engine's own events, made from run rows: follows a WITH that has runs called `r`. Ids are text on the wire; the
+# The engine's own events, made from run rows; to follow a WITH whose runs are called `r`. Ids are text on the wire; the
 # input, which may be anything, is not part of the payload.
 OF_RUNS = """
 events AS (
@@ -79,7 +79,8 @@ WRITE_OF_RUNS = (
 
 
 async def write(connection: Connection, events: Sequence[Event]) -> None:
-    """Write events to the outbox, in the caller's transaction."""
+    """Write events to the outbox, in the caller's transaction. Events whose key the tenant has used before are left
+    out."""
     if events:
         rows = [{"place": place, **vars(event)} for place, event in enumerate(events)]
         await connection.execute(WRITE, (as_json(rows),))
@@ -88,7 +89,7 @@ async def write(connection: Connection, events: Sequence[Event]) -> None:
 async def write_run_events(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
-    """Write one event per run, `<flow>/<what>`, with the present values of the run's row, in the caller's
+    """Write one event `<flow>/<what>` per run, with the present values of the run's row, in the caller's
     transaction."""
     await connection.execute(WRITE_OF_RUNS, {"runs": list(run_ids), "what": what})
 
@@ -106,7 +107,7 @@ class PublishedEvent:
     producer: str
     occurred_at: datetime
     payload: dict[str, Any]
-    seq: int | None  # None while it is being published
+    seq: int | None  # place in the order of publishing; None while it is being published
 
 
 # A sink raises if it could not accept all events; then they are offered again, one by one.
@@ -125,8 +126,8 @@ WHERE published_seq > %(after)s {{whose}} ORDER BY published_seq LIMIT %(limit)s
 async def read_published(
     connection: Connection, after_seq: int, tenant: str | None = None, limit: int = 500, producer: str | None = None
 ) -> list[PublishedEvent]:
-    """Return at most `limit` events published after the event numbered `after_seq`, in the order of publishing: events
-    of one tenant, or of all (None), by one producer, or by any (None)."""
+    """Return at most `limit` events published after the event numbered `after_seq`, in the order of publishing.
+    `tenant` None: events of all tenants; `producer` None: events of all producers."""
     whose = "" if tenant is None else "AND tenant_id = %(tenant)s"
     whose += "" if producer is None else " AND producer = %(producer)s"
     parameters = {"after": after_seq, "tenant": tenant, "limit": limit, "producer": producer}

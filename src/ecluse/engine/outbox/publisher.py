@@ -2,9 +2,8 @@
 
 The publisher is the replica that holds a session lock. It marks published events on the connection that holds the lock,
 so that a replica that has lost the lock (frozen, disconnected) cannot mark any; the server ends a session that is idle
-for a few seconds. Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in its
-order.
-"""
+for SILENT_SECONDS. Readers keep their place by `published_seq`, drawn when a row is marked: rows become visible in that
+order."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ FROM unnest(%s::bigint[], %s::text[]) AS f(id, error) WHERE e.id = f.id AND publ
 
 
 class Publisher:
-    """Offers the events of the outbox to the sinks, and marks those that all sinks have accepted as published."""
+    """Offers the events of the outbox to the sinks, and marks the events that all sinks have accepted as published."""
 
     def __init__(self, dsn: str, sinks: Sequence[Sink]) -> None:
         self._dsn = dsn
@@ -70,7 +69,8 @@ class Publisher:
         self.wake = asyncio.Event()  # set when an event was written
 
     async def run(self) -> None:
-        """Compete for the lock and publish while holding it, until cancelled."""
+        """Compete for the lock and publish while holding it, until cancelled. After a database outage, it connects and
+        competes again."""
         while True:
             with ignoring_outage("publisher"):
                 async with await open_session(self._dsn, SETTINGS) as own:
@@ -95,8 +95,8 @@ class Publisher:
                     await self.wake.wait()
 
     async def _publish_all(self, own: Connection, events: Sequence[PublishedEvent]) -> None:
-        """Offer the events to the sinks and keep the connection alive meanwhile. Mark the accepted events as published,
-        and delay the failed ones, which hold back the later events of their aggregates."""
+        """Offer the events to the sinks, and keep the connection alive meanwhile. Mark the accepted events as
+        published, and delay the failed ones; a failed event holds back the later events of its aggregate."""
         offering = asyncio.create_task(self._offer_all(events))
         try:
             while not (await asyncio.wait([offering], timeout=BEAT_SECONDS))[0]:
@@ -112,8 +112,9 @@ class Publisher:
             await _ask(own, DELAY, list(failed), list(failed.values()))
 
     async def _offer_all(self, events: Sequence[PublishedEvent]) -> dict[int, str]:
-        """Offer the events to the sinks. Return the errors by event id, at most one per aggregate: after its first
-        failure, the later events of an aggregate are not offered."""
+        """Offer the events to the sinks together; if one sink fails, offer them again, one by one. Return the errors by
+        event id, at most one per aggregate: after its first failure, the later events of an aggregate are not
+        offered."""
         if await self._offer(events) is None:
             return {}
         by_aggregate = groupby(sorted(events, key=_aggregate), key=_aggregate)
@@ -121,7 +122,7 @@ class Publisher:
         return dict(failure for failure in failures if failure is not None)
 
     async def _offer_one_by_one(self, events: Sequence[PublishedEvent]) -> tuple[int, str] | None:
-        """Offer the events of one aggregate in order; return the id and the error of the first that is rejected, or
+        """Offer the events of one aggregate in order; return the id and the error of the first rejected event, or
         None."""
         for event in events:
             if (error := await self._offer([event])) is not None:
@@ -144,8 +145,8 @@ def _aggregate(event: PublishedEvent) -> tuple[str, str]:
 
 
 async def _ask(own: Connection, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-    """Execute the statement and return its rows. If the server is silent for SILENT_SECONDS, the connection is shut
-    down and the statement fails."""
+    """Execute the statement and return its rows. If the server is silent for SILENT_SECONDS, shut down the connection,
+    so that the statement fails."""
     with hanging_up_after(own, SILENT_SECONDS):
         cursor = await own.execute(statement, parameters or None)
         return await cursor.fetchall() if cursor.description else []
