@@ -1,2 +1,2 @@
-"""What the replicas of a cluster do for each other: heartbeat, take-over, forced ends, periodic jobs; and the storage
-of traces as rows."""
+"""The work that replicas of a cluster do beside claims and stories: heartbeat, take-over, forced ends, periodic jobs,
+alerts, and the storage of traces as rows."""

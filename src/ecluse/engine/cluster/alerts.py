@@ -1,5 +1,5 @@
-"""Evaluation of the alerts that flows declare (`Flow.alerts`): an alert is a row, open until it is cleared, with an
-event for each of the two, which the notifications deliver."""
+"""Evaluation of the alerts that flows declare (`Flow.alerts`). An alert is a row, open until it is cleared; raising and
+clearing it writes an event each, which notifications deliver."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CLEAR = "UPDATE alerts SET cleared_at = ecluse_now() WHERE id = ANY(%s) AND clea
 
 
 async def evaluate(pool: Pool, flow: Flow) -> None:
-    """Raise and clear the alerts of a flow. A periodic job of every worker; one at a time does it."""
+    """Raise and clear the alerts of a flow. A periodic job of every worker; one worker at a time does it."""
     async with pool.connection() as connection:
         await evaluate_measures(connection, flow)
 
 
 async def evaluate_measures(connection: Connection, flow: Flow) -> None:
-    """Read the measures of a flow, and store what follows from them, with the events, in one transaction; do nothing
-    while another replica does it."""
+    """Read the measures of a flow, raise and clear its alerts accordingly, and write their events, in one transaction.
+    Do nothing if the flow has no alerts, or while another replica evaluates them."""
     if flow.alerts is None:
         return
     async with connection.transaction():
@@ -77,7 +77,8 @@ def _row(measured: Measured, alert: Alert) -> Row:
 
 
 def _event(row: Mapping[str, Any], noun: str, what: str) -> Event:
-    """Return the event of an alert. Its type names the severity, so that endpoints can subscribe to one of them."""
+    """Return the event about an alert that was `what` (raised or cleared). Its type contains the severity, so that
+    endpoints can subscribe to one severity."""
     key = f"{row['flow']}-alert-{row['id']}-{row['raised_at']:%Y%m%dT%H%M%SZ}"
     payload = {
         "alert_id": str(row["id"]),

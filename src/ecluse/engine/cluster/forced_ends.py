@@ -1,5 +1,5 @@
-"""Forced ends that neither an operator nor a story decides: of runs that only a forcibly ended run waited for, and of
-stale runs."""
+"""Forced ends that neither an operator nor a story decides: ends of runs that only a forcibly ended run waited for, and
+of stale runs."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND b.began < ecluse_now() - f.given
 
 
 async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """End the runs that only forcibly ended runs waited for, in batches, each in a transaction of its own. The runs
-    that those waited for follow in the same pass or a later one."""
+    """End the runs that only forcibly ended runs waited for, in batches, each in its own transaction. Runs that only
+    those waited for are ended in the same pass or a later one. A periodic job; for each forcibly ended run, one replica
+    at a time does it."""
     place, tried = 0, list[int]()
     async with pool.connection() as connection:
         while True:
@@ -76,9 +77,9 @@ async def end_orphans(pool: Pool, flows: Mapping[str, Flow]) -> None:
 async def _end_those_left(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, why: str, some: Collection[int]
 ) -> None:
-    """End the runs among `some` that no run or person waits for any more, under their locks: the run `run_id` waited
-    for them and was ended for the reason `why`. A new waiter takes the lock of its run first, so it is seen here, and
-    that run goes on."""
+    """End the runs among `some` that no open run and no person waits for, under their locks. The run `run_id` waited
+    for them and was ended for the reason `why`. A new waiter locks the run that it waits for first, so it is visible
+    here: the mark of that run is removed, and it goes on."""
     await lifecycle.lock_runs(connection, some)
     still: dict[int, bool] = dict(await fetch_rows(connection, STILL, (list(some),)))
     await connection.execute(GO_ON, ([one for one, abandoned in still.items() if not abandoned],))
@@ -89,8 +90,9 @@ async def _end_those_left(
 
 
 async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """End stale runs: those that take longer than their stages may, or that no worker has taken up for as long. The
-    cause is a bug, a story that hangs, or a missing worker. A run that a live replica leads gets twice the time."""
+    """End stale runs: runs that take longer than their stages may, or that no worker has taken up for as long. The
+    cause is a bug, a story that hangs, or a missing worker. A run that a live replica leads gets twice the time; a
+    warning is logged to it before."""
     limits = [flow.stale_after for flow in flows.values()]
     async with pool.connection() as connection:
         stale = await fetch_rows(connection, STALE, {"flows": list(flows), "limits": limits})
@@ -108,7 +110,7 @@ async def end_one(
     connection: Connection, flows: Mapping[str, Flow], run_id: int, cause: EndCause, code: str, why: str
 ) -> None:
     """End one run for this cause, with this error code and reason. An error is logged and not raised, so that the
-    caller can go on with other runs."""
+    caller can go on with other runs; but an outage of the database is raised."""
     run = await lifecycle.load_run(connection, run_id)
     with completion.log_error_of_run(run_id):
         await finalize.end_runs(connection, flows[run.flow], [run], RunEnd(cause, code, why))

@@ -1,8 +1,9 @@
-"""Liveness of replicas. Each process keeps a heartbeat row from a thread of its own (a busy event loop must not look
-like a death) and reaps replicas whose heartbeat has stopped: their items are reopened, their workflows recovered.
+"""Liveness of replicas. Each process with the role worker or scheduler keeps a heartbeat row from a thread of its own,
+because a busy event loop must not look like a death. Workers also reap replicas whose heartbeat has stopped: their
+items are reopened, their workflows recovered.
 
-A replica that was declared dead must not go on: a heartbeat that finds its row gone or dead exits the process at once.
-"""
+A replica that was declared dead must not go on: if its row is gone or marked dead, its heartbeat exits the process at
+once."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ REAP = f"""
 UPDATE replicas SET state = 'dead', ended_at = clock_timestamp()
 WHERE id IN (SELECT id FROM replicas WHERE {SILENT} FOR UPDATE SKIP LOCKED) RETURNING id
 """  # noqa: S608 - our own words
-# One look at everything the reaper may find to do: most often that is nothing.
+# One query for everything that the reaper may find to do: most often there is nothing.
 ANYTHING_DEAD = f"""
 SELECT EXISTS (SELECT FROM replicas WHERE {SILENT})
     OR EXISTS (SELECT FROM claims c WHERE c.in_flight > 0
@@ -54,8 +55,8 @@ DELETE FROM replicas WHERE state <> 'live' AND ended_at < least(clock_timestamp(
 
 
 class Heartbeat:
-    """The heartbeat and the reaper of one process, each a thread with its own connection: a beat every `beat` seconds;
-    a replica is dead after `dead_after` seconds without one."""
+    """The heartbeat and the reaper of one process, each a thread with its own connection. The heartbeat beats every
+    `beat` seconds; the reaper declares a replica dead after `dead_after` seconds without a beat."""
 
     def __init__(self, dsn: str, replica: str, *, beat: float, dead_after: float) -> None:
         self._dsn = dsn
@@ -69,7 +70,7 @@ class Heartbeat:
         self._beaten_at = 0.0
 
     def start(self, roles: list[str], work: Mapping[str, Stage], hands: int) -> None:
-        """Insert the row of this replica and start its heartbeat. `work`: the stages that its worker can do, by
+        """Insert the row of this replica and start its heartbeat. `work`: the stages that its worker can execute, by
         "flow/stage"; `hands`: the number of its worker slots."""
         calls = ([stage.batch for stage in work.values()], [stage.permits for stage in work.values()])
         with self._connect() as connection:
@@ -81,11 +82,12 @@ class Heartbeat:
 
     @property
     def beats(self) -> bool:
-        """True while no other replica can have declared this one dead, and none can in the next moment."""
+        """True while the last heartbeat is so recent that no other replica can have declared this one dead, nor can
+        within the next `beat` seconds."""
         return time.monotonic() - self._beaten_at < self._dead_after - self._beat
 
     def start_reaping(self) -> None:
-        """Start the reaper. To be called once this process can recover workflows."""
+        """Start the reaper. The caller has made sure that this process can recover workflows (DBOS is launched)."""
         self._start("reaper", self._reap, min(1.0, self._beat))
 
     def _start(self, name: str, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
@@ -94,7 +96,8 @@ class Heartbeat:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Leave the cluster: mark this replica as left, and reopen the items that it still held."""
+        """Leave the cluster: mark this replica as left, reopen the items that it still held (and those of other
+        replicas that are not live), and stop its threads."""
         self._stop.set()
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))
@@ -103,8 +106,8 @@ class Heartbeat:
             thread.join(timeout=5)
 
     def hand_over(self) -> None:
-        """Put the pending workflows of this replica back into their queues. Called once no task of this process leads
-        them any more."""
+        """Requeue the pending workflows of this replica for other replicas. The caller has made sure that no task of
+        this process leads them any more."""
         with self._connect() as connection:
             connection.execute(durable.HAND_OVER, (self._replica,))
 
@@ -112,7 +115,8 @@ class Heartbeat:
         return open_blocking_session(self._dsn)
 
     def _repeat(self, act: Callable[[psycopg.Connection[tuple[Any, ...]]], None], every: float) -> None:
-        """Call `act` with a connection every `every` seconds until the stop; after an error, with a new connection."""
+        """Call `act` with a connection every `every` seconds until the stop; after an error, log it and continue with a
+        new connection."""
         name = threading.current_thread().name
         while not self._stop.is_set():
             try:
@@ -130,8 +134,8 @@ class Heartbeat:
                 self._stop.wait(min(1.0, every))
 
     def _keep_beating(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Update the heartbeat and extend the leases of this process; exit at once if this replica was declared
-        dead."""
+        """Update the heartbeat and extend the leases of this process. Exit the process at once if this replica was
+        declared dead."""
         asked_at = time.monotonic()
         if connection.execute(BEAT, (self._replica,)).rowcount == 0 and not self._stop.is_set():
             log.critical("heartbeat: this replica was declared dead, exiting at once", replica=self._replica)
@@ -140,7 +144,8 @@ class Heartbeat:
         connection.execute(RENEW, (self._replica,))
 
     def _reap(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Declare silent replicas dead, and take over the items and workflows of all replicas that are not live."""
+        """Declare silent replicas dead, and take over the items and workflows of all replicas that are not live. Every
+        RARELY calls, delete old rows of ended replicas."""
         facts = {
             "replica": self._replica,
             "since": self._since["reaper"],

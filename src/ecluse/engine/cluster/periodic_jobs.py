@@ -1,4 +1,4 @@
-"""The periodic jobs of the engine, with their intervals."""
+"""The list of the engine's periodic jobs, with their intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKER_OR_SCHEDULER: frozenset[Role] = frozenset({"worker", "scheduler"})
 
 
 def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits, every: float) -> list[Job]:
-    """Return the periodic jobs that do not need a worker; each names the roles of the replicas that run it. `every`:
+    """Return the periodic jobs that do not need a worker; the `roles` of each say which replicas run it. `every`:
     seconds between two runs of a sweep."""
     orphans = partial(forced_ends.end_orphans, flows=flows)
     stale = partial(forced_ends.end_stale, flows=flows)

@@ -1,5 +1,5 @@
 """Periodic jobs of a replica. Most of them find and continue work that a crash, a lost signal or a restart of the
-database has left behind; a notification may run a job at once."""
+database has left behind. A notification may run a job at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Job:
 
 
 async def repeat(job: Job, pool: Pool, wake: asyncio.Event) -> None:
-    """Run the job periodically, and when `wake` is set, until cancelled. A database outage is logged and the job goes
-    on; any other error ends it."""
+    """Run the job periodically, and whenever `wake` is set, until cancelled. A database outage is logged and the job is
+    run again; any other error is raised and ends it."""
     pause = job.every if job.first is None else job.first
     while True:
         with suppress(TimeoutError):

@@ -1,5 +1,5 @@
-"""Sweeps of a worker: each finds and continues work that a crash, a lost signal or a restart of the database has left
-behind (`periodic_jobs.py` has their intervals)."""
+"""Sweeps: most of them find and continue work that a crash, a lost signal or a restart of the database has left behind
+(`periodic_jobs.py` has their intervals)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND r.flow = ANY(%s)
 
 
 async def set_clock(pool: Pool, clock: Clock) -> None:
-    """Set the clock of this process to the database's time."""
+    """Set the clock of this process to the database's time, `ecluse_now()`."""
     async with pool.connection() as connection:
         asked = datetime.now(UTC)
         # The database's clock counts: a host whose clock is fast or slow must not retry early or late.
@@ -46,7 +46,7 @@ async def drop_ended(pool: Pool, worker: Worker) -> None:
 
 
 async def end_unled(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """End open runs whose workflow is over: no replica will ever lead them again."""
+    """End open runs whose workflow has been over for two seconds or more: no replica will ever lead them again."""
     async with pool.connection() as connection:
         for run_id, state in await fetch_rows(connection, UNLED, (list(flows),)):
             why = f"its workflow is {state}, though the run had not ended; see the server's log of that time"
@@ -61,8 +61,8 @@ class InterruptedWorkflows:
         self._found: set[str] = set()
 
     async def resume(self, pool: Pool) -> None:
-        """Resume the workflows that both this pass and the former one found interrupted: one that was dequeued a moment
-        ago is about to run and looks the same."""
+        """Resume the workflows that both this pass and the previous one found interrupted. One pass is not enough: a
+        workflow that was dequeued a moment ago is about to run and looks the same."""
         async with pool.connection() as connection:
             found = await durable.interrupted(connection, self._replica)
         if overdue := found & self._found:
@@ -72,19 +72,20 @@ class InterruptedWorkflows:
 
 
 class SelfClosingRuns:
-    """Closes complete and overdue runs without a story, a page of them at a time."""
+    """Closes complete and overdue runs without a story, one page of runs per call."""
 
     def __init__(self, flows: Mapping[str, Flow]) -> None:
         self._flows = flows
         self._place = 0
 
     async def close(self, pool: Pool) -> None:
-        """Close the complete and overdue runs of the next page; after the last page, begin again with the first."""
+        """Close the complete and overdue runs of the next page; after the last page, the next call begins with the
+        first one."""
         self._place = await completion.sweep(pool, self._flows, self._place)
 
 
 async def run_flow_watch(pool: Pool, flow: Flow) -> None:
-    """Call the flow's own sweep (`Flow.watch`)."""
+    """Call the flow's own sweep (`Flow.watch`), if it has one."""
     if flow.watch is not None:
         async with pool.connection() as connection:
             await flow.watch(connection)

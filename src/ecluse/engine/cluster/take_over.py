@@ -1,4 +1,4 @@
-"""Take-over: reopen the items that dead workers held, and mark those among them that may have killed a worker
+"""Take-over: reopen the items that dead workers held, and mark the items that may have killed a worker
 (`work/suspects.py` decides which)."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WHERE i.id = t.id AND i.suspicion <> t.suspicion
 
 
 def take_over(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    """Reopen the items of workers that are no longer live and judge them, in one transaction: no suspect is claimed
-    before it is marked. Return the number of items."""
+    """Reopen the items held by workers that are no longer live, and judge which of them are suspects, in one
+    transaction, so that no suspect is claimed before it is marked. Return the number of reopened items. Blocks."""
     with connection.transaction():
         gone = {"replica": None, "known": None, "least": POINTED_CRASHES}
         released = connection.execute(RELEASE, gone).fetchone()

@@ -1,5 +1,6 @@
-"""Traces as rows of `workflow_logs`, where a setting enables them. Best effort: a trace call only appends to a bounded
-list, and a periodic job stores the list; records that do not fit or cannot be stored are counted and logged."""
+"""Storage of traces as rows of `workflow_logs`, if a setting enables it. Best effort: a trace call only appends to a
+bounded list, and a periodic job stores the list; records that do not fit or cannot be stored are dropped, counted and
+logged."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ FROM jsonb_to_recordset(%s::jsonb) AS t(created_at timestamptz, tenant_id text, 
 
 
 class TraceRows:
-    """Collects the trace records of this process and stores them as rows."""
+    """Collects the trace records of this process and stores them as rows. `dropped` counts the records that were not
+    stored."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,8 +47,7 @@ class TraceRows:
         self.dropped = 0
 
     def put(self, record: trace.Record) -> None:
-        """Append a record to be stored, or drop it if MOST records wait already. Registered as a listener of
-        `base/trace.py`."""
+        """Append a record to be stored, or drop it if MOST records wait already. A listener of `base/trace.py`."""
         if len(self._waiting) >= MOST:
             self._drop(1)
             return
@@ -73,11 +74,11 @@ class TraceRows:
         trace.listeners.append(self.put)
 
     async def store(self, pool: Pool) -> None:
-        """Store the waiting records; called as a periodic job."""
+        """Store the waiting records. A periodic job; if it is cancelled, the storing goes on in the background."""
         await asyncio.shield(self._store(pool))  # a batch that a stop interrupts half-way would be stored twice
 
     async def stop(self, pool: Pool) -> None:
-        """Collect no more records, and store those that wait, for at most LAST_SECONDS; drop the rest."""
+        """Collect no more records, and store the waiting ones, for at most LAST_SECONDS; drop the rest."""
         if self.put in trace.listeners:
             trace.listeners.remove(self.put)
         with ignoring_outage("storing the last traces"), suppress(TimeoutError):

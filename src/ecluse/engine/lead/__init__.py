@@ -1,1 +1,1 @@
-"""The lead of a run: its story, the gates at which it waits, and the durable workflow that runs the story."""
+"""Leading a run: its story, the gates at which it waits, and the durable workflow that runs the story."""

@@ -1,11 +1,10 @@
-"""The only adapter to DBOS: every call of it, and what depends on its version, is in this file. (A few statements
-elsewhere read its table of workflows.)
+"""The only adapter to DBOS: every call of it, and all code that depends on its version, is in this file. (A few
+statements elsewhere read its table of workflows.)
 
 One workflow function leads every run; its argument is the run's id, the facts are in our tables. The application
 version is pinned (the default is a hash of the source, so that any edit would strand the workflows in flight) and
 patching is on. Launched inside the running loop, DBOS runs started, dequeued and recovered workflows all on that loop.
-Of its queues only the internal one is used, for workflows that are recovered or handed over.
-"""
+Of its queues only the internal one is used, for workflows that are recovered or handed over."""
 
 from __future__ import annotations
 
@@ -49,11 +48,12 @@ Lead = Callable[[int], Awaitable[None]]
 
 
 class NotHere(Exception):
-    """This process cannot lead the run, because its flow is not loaded here; another replica may."""
+    """Raised if this process cannot lead a run because the run's flow is not loaded here; another replica may have
+    it."""
 
 
 def is_database_outage(error: BaseException) -> bool:
-    """Return True if the error means that the database is unavailable, whether the driver raised it or DBOS wrapped
+    """Return True if the error means that the database is unavailable, whether the driver, DBOS or SQLAlchemy raised
     it."""
     if isinstance(error, exc.DBAPIError):
         return error.orig is not None and is_unavailable(error.orig)
@@ -61,14 +61,15 @@ def is_database_outage(error: BaseException) -> bool:
 
 
 def is_dbos_or_outage(error: Exception) -> bool:
-    """Return True if the error is a signal of DBOS itself, or a database outage under DBOS; any other error is the
+    """Return True if the error is a signal of DBOS itself, or a database outage inside DBOS; any other error is the
     story's."""
     return isinstance(error, DBOSException) or (isinstance(error, exc.SQLAlchemyError) and is_database_outage(error))
 
 
 @contextmanager
 def _as_driver_error() -> Iterator[None]:
-    """Convert an outage reported by SQLAlchemy into the driver's error, so that callers handle one kind of error."""
+    """Convert an outage that SQLAlchemy reports into the driver's error, so that callers handle one kind of error.
+    Other errors pass unchanged."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -80,13 +81,14 @@ def _as_driver_error() -> Iterator[None]:
 _lead: Lead | None = None
 _dsn = ""
 _leading: dict[str, asyncio.Task[Any]] = {}
-_started: set[str] = set()  # by this process and not over; its task may be about to run
+_started: set[str] = set()  # workflows started by this process and not over; their tasks may be about to run
 
 
 @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
 async def _workflow(run_id: int) -> None:
-    """Lead the run; the body of every workflow. Its return or error is recorded as the workflow's end; a cancelled
-    workflow stays pending."""
+    """Lead the run; the body of every workflow. DBOS records its return or its error as the workflow's end; a cancelled
+    workflow stays pending. So it raises CancelledError if the database is unavailable, if this version cannot lead the
+    run (which is handed over first), or if this replica is stopping."""
     task, name = asyncio.current_task(), DBOS.workflow_id
     if _lead is None or task is None or name is None:  # this replica is stopping: the workflow stays pending
         raise asyncio.CancelledError
@@ -119,7 +121,7 @@ def migrate(dsn: str) -> None:
 
 def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
     """Start DBOS in the running event loop, as the executor `executor_id` (this replica's id), with a pool of
-    `connections` connections. `lead` is called with the id of the run for every workflow that is started or recovered
+    `connections` connections. `lead` is called with the run's id for every workflow that is started or recovered
     here."""
     global _lead, _dsn
     _lead, _dsn = lead, dsn
@@ -128,7 +130,7 @@ def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
         "system_database_url": dsn,
         "db_engine_kwargs": {
             "creator": lambda: _connection(dsn),
-            "pool_pre_ping": False,  # a statement for each of its own
+            "pool_pre_ping": False,  # it would add a statement to each statement
             "pool_events": [(_replace_closed, "checkout")],
         },
         "application_version": VERSION,
@@ -146,8 +148,8 @@ def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
 
 
 def _connection(dsn: str) -> psycopg.Connection[Any]:
-    """Open a connection for DBOS's SQLAlchemy engine, which begins transactions itself. JIT is switched off: it would
-    cost more than any statement of DBOS."""
+    """Open a connection for DBOS's SQLAlchemy engine, which begins transactions itself. JIT is off: compiling costs
+    more than any statement of DBOS."""
     connection = psycopg.connect(dsn, autocommit=True)
     connection.execute("SET jit = off")
     connection.autocommit = False
@@ -155,14 +157,14 @@ def _connection(dsn: str) -> psycopg.Connection[Any]:
 
 
 def _replace_closed(connection: psycopg.Connection[Any], *_: object) -> None:
-    """Have SQLAlchemy connect anew, here and for its other connections, if the server has closed this one."""
+    """Have SQLAlchemy replace all connections of its pool if the server has closed this one."""
     if has_input(connection):
         raise exc.InvalidatePoolError
 
 
 async def stop() -> None:
-    """Cancel the workflows led here and stop DBOS. A cancelled workflow stays pending, so that another replica
-    continues it."""
+    """Cancel the workflows led here, after up to RECORD_SECONDS for those that are ending, and stop DBOS. A cancelled
+    workflow stays pending, so that another replica continues it."""
     global _lead
     dbos_log = logging.getLogger("dbos")
     level = dbos_log.level
@@ -179,7 +181,7 @@ async def stop() -> None:
 
 
 async def start(run: Run) -> None:
-    """Start the workflow that leads the run, on this replica. A workflow id that exists already is not started
+    """Start the workflow that leads the run, on this replica. If the workflow exists already, it is not started
     again."""
     name = workflow_id(run.tenant_id, run.event_key)
     with _as_driver_error(), SetWorkflowID(name):
@@ -190,18 +192,19 @@ async def start(run: Run) -> None:
 
 
 def room() -> int:
-    """Return the number of further runs that this replica may lead."""
+    """Return the number of further runs that this replica may lead; 0 or less if it leads RUNS_AT_ONCE already."""
     return RUNS_AT_ONCE - len(_leading.keys() | _started)
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Run `function` and store its result; a replay returns the stored result without running it again."""
+    """Run `function` as a step of the current workflow and store its result; a replay returns the stored result without
+    running it again."""
     return await DBOS.run_step_async({"name": name}, function)
 
 
 async def patched(name: str) -> bool:
-    """Return whether the run takes the change called `name`: True if it reaches this line for the first time, or took
-    the change before (a replay); False if it had passed this line when the change was deployed."""
+    """Return whether the run takes the change called `name`: True if the run reaches this line for the first time, or
+    took the change before (a replay); False if it had passed this line when the change was deployed."""
     return await DBOS.patch_async(name)
 
 
@@ -215,7 +218,8 @@ WAKE = "SELECT dbos.send_message(destination_id => %s, message => 'null'::json, 
 
 
 async def wake(connection: Connection, workflow: str, topic: str) -> None:
-    """Send the message that ends the wait of the workflow on this topic. Best effort: a gate polls, too."""
+    """Send the message that ends the wait of the workflow on this topic. If the workflow does not exist, that is only
+    logged: a gate also polls."""
     try:
         async with connection.transaction():  # the caller's transaction survives an error
             await connection.execute(WAKE, (workflow, topic))
@@ -227,13 +231,14 @@ PENDING = "SELECT workflow_uuid FROM dbos.workflow_status WHERE status = 'PENDIN
 
 
 async def interrupted(connection: Connection, executor_id: str) -> set[str]:
-    """Return the workflows that are pending on this replica according to DBOS, but that no task of this process
-    runs."""
+    """Return the ids of the workflows that are pending on this replica according to DBOS, but that no task of this
+    process runs."""
     return set(await fetch_column(connection, PENDING, (executor_id,))) - _leading.keys()
 
 
 async def resume(workflows: Collection[str]) -> None:
-    """Have DBOS replay and continue these pending workflows, which no task of this process runs."""
+    """Have DBOS replay and continue these pending workflows, which no task of this process may be running. Raise
+    psycopg.OperationalError if the database is unavailable."""
     with _as_driver_error():
         await DBOS.resume_workflows_async(list(workflows))
 
@@ -244,7 +249,7 @@ UPDATE dbos.workflow_status SET status = 'ENQUEUED', owner_xid = NULL, started_a
     updated_at = extract(epoch FROM clock_timestamp()) * 1000,
     queue_name = coalesce(queue_name, '{INTERNAL_QUEUE_NAME}')
 WHERE status = 'PENDING' AND executor_id = %s
-"""  # noqa: S608 - a constant of theirs
+"""  # noqa: S608 - a constant of DBOS
 
 
 def _give_back(workflow: str) -> None:
@@ -259,6 +264,5 @@ WHERE w.status = 'PENDING' AND NOT EXISTS (SELECT 1 FROM replicas r WHERE r.id =
 
 
 def recover(executor_ids: Sequence[str]) -> None:
-    """Put the pending workflows of these executors, which are dead, back into their queues. Blocking: for the reaper's
-    thread."""
+    """Put the pending workflows of these dead executors back into the queue. Blocks: for the reaper's thread."""
     DBOS._recover_pending_workflows(list(executor_ids))  # noqa: SLF001 - the call its own coordinator makes

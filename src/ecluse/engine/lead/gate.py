@@ -1,10 +1,9 @@
-"""The gate of a stage: wait until its items are finished, bounded in every direction.
+"""The gate of a stage: wait until its items are finished, for at most the stage's `max_wait`.
 
 The message is a hint, the table is the truth: on every wake-up the gate reads the counts and decides from them alone,
-so that a lost, doubled or early message does no harm, and any replica can go on where another died. A stall (no
-progress for three poll intervals) opens a further round for failed items while rounds remain; it never ends a gate, nor
-extends it.
-"""
+so that a lost, doubled or early message does no harm, and any replica can continue where another died. A stall (no
+progress for three poll intervals) opens a further round for failed items while rounds remain; it neither ends nor
+extends a gate."""
 
 from __future__ import annotations
 
@@ -25,13 +24,14 @@ from ecluse.engine.runs.units import Counted
 
 STALL_POLLS = 3
 FIRST_PAUSE = timedelta(seconds=1)
-# What child runs have done is shown at their parent as its gate counted it last.
+# The parent run shows the progress of its child runs as its gate counted it last, so the gate polls often.
 UNITS_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """The state of a stage at one poll: counts read from the database, at the database's own time."""
+    """The state of a stage at one poll: counts read from the database, at the database's own time. `failed_for_good`
+    counts the failed items (included in `failed`) that a further round would not help."""
 
     now: datetime
     started_at: datetime
@@ -61,7 +61,7 @@ class StageProgress:
         return self.now - self.progress_at >= STALL_POLLS * stage.poll
 
     def may_heal(self, stage: Stage) -> bool:
-        """Return True if some failed items may succeed, and a further round is left for them."""
+        """Return True if some failed items may succeed, and the stage has a further round for them."""
         return self.fanned_out and self.round < stage.rounds and self.failed > self.failed_for_good
 
 
@@ -74,7 +74,7 @@ class GateEnded:
 
 @dataclass(frozen=True)
 class Redispatch:
-    """Decision: the gate opens this round for failed items that may succeed."""
+    """Decision: the gate opens the round `round` for failed items that may succeed."""
 
     round: int
 
@@ -87,7 +87,8 @@ class Wait:
 
 
 def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wait:
-    """Decide from the counts of this poll whether the gate of the stage ends, opens another round, or waits."""
+    """Decide from the counts of this poll whether the gate of the stage ends, opens another round, or waits, and for
+    how long."""
     if progress.fanned_out and progress.finished == progress.expected and not progress.may_heal(stage):
         return GateEnded("done")
     # Pauses grow with the age of the gate from one second to the poll interval; a message ends a pause early.
@@ -104,7 +105,7 @@ def decide(progress: StageProgress, stage: Stage) -> GateEnded | Redispatch | Wa
 
 
 def next_round_at(progress: StageProgress, stage: Stage) -> datetime | None:
-    """Return the instant at which the gate opens another round for failed items, if there is no progress before. None:
+    """Return the instant at which the gate opens another round for failed items if there is no progress before. None:
     it opens none, or the instant is unknown because the stage's clock is stopped."""
     at = progress.progress_at + STALL_POLLS * stage.poll
     return at if progress.may_heal(stage) and not progress.clock_stopped and at < progress.deadline_at else None
@@ -121,7 +122,7 @@ Seen = Callable[[Connection, Run, StageProgress, GateEnded | Redispatch | Wait],
 
 class Units(Protocol):
     """The units of a stage whose work is done by other runs: `count` reads their progress, `again` repeats the failed
-    ones. `again` is called before the round is marked as opened; it may be called twice, so it must be idempotent."""
+    ones. `again` is called before the round is marked as opened, possibly twice, so it must be idempotent."""
 
     async def count(self, connection: Connection, run: Run) -> Counted: ...
 
@@ -192,8 +193,8 @@ async def poll(
     connection: Connection, run: Run, stage: Stage, first: bool, seen: Seen | None, units: Units | None
 ) -> tuple[Literal["wait", "done", "timeout", "run ended"], float]:
     """Poll the stage: read its progress, decide, and carry the decision out. Return the state of the gate, and the
-    seconds until the next poll. `first`: the first poll of this gate, which logs that it waits; `seen`: called before
-    the decision is carried out; `units`: what to count instead of items."""
+    seconds until the next poll (0 if it has ended). `first`: this is the first poll of the gate, which logs that it
+    waits; `seen`: called before the decision is carried out; `units`: counted instead of items."""
     counted = None if units is None else await units.count(connection, run)
     progress = await read_progress(connection, run, stage, counted)
     counters.gate_looks[run.flow, stage.name] += 1
@@ -227,7 +228,7 @@ async def poll(
 
 async def read_progress(connection: Connection, run: Run, stage: Stage, units: Counted | None) -> StageProgress:
     """Count the items of the stage, or take the counts of its `units`; store the counts with the stage, and return its
-    progress."""
+    progress. Raise LookupError if the run has no such stage."""
     statement = PROGRESS.format(counted=COUNT_ITEMS if units is None else COUNT_UNITS)
     given = {"run": run.id, "stage": stage.name, "rounds": stage.rounds, **({} if units is None else asdict(units))}
     found = await fetch_one(connection, StageProgress, statement, given)
@@ -237,8 +238,8 @@ async def read_progress(connection: Connection, run: Run, stage: Stage, units: C
 
 
 async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, since: datetime) -> None:
-    """Log once, to the run and as a trace, that no worker has claimed the due items of a stage stalled `since`, and
-    which of their lanes are paused."""
+    """Warn once, in the run's log and as a trace, if no worker has claimed the due items of a stage that has been
+    stalled since `since`, and name those of their lanes that are paused."""
     ((unclaimed, pauses),) = await fetch_rows(connection, UNCLAIMED, (run.id, stage.name))
     if unclaimed:
         message = f"gate {stage.name}: stalled, {pauses or f'no worker has claimed {run.flow}/{stage.name}'}"
@@ -248,8 +249,8 @@ async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, sin
 
 
 async def _announce_round(connection: Connection, run: Run, stage: Stage, at: datetime | None) -> None:
-    """Store when the next round opens, for `insight/waiting.py`, which explains why a run waits. None: no further
-    round."""
+    """Store when the next round opens (None: no further round), for `insight/waiting.py`, which explains why a run
+    waits."""
     await connection.execute(
         "UPDATE stages SET next_round_at = %(at)s::timestamptz"
         " WHERE run_id = %(run)s AND stage = %(stage)s AND next_round_at IS DISTINCT FROM %(at)s::timestamptz",
@@ -271,7 +272,7 @@ async def _next_round(connection: Connection, run: Run, stage: Stage, round_: in
 
 async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int) -> int:
     """Open the round: reopen the failed items that may succeed, and log it. Return the number of items; 0 if the round
-    was opened before (this is a replay) or the run has ended."""
+    was opened before (this is a replay) or the run has ended. Items whose write is in doubt stay failed."""
     async with connection.transaction():
         if not await _next_round(connection, run, stage, round_):
             return 0
@@ -292,7 +293,8 @@ async def redispatch(connection: Connection, run: Run, stage: Stage, round_: int
 
 
 async def end(connection: Connection, run: Run, stage: Stage, cause: Literal["done", "timeout"]) -> None:
-    """Mark the stage as ended, and log it once. At a timeout its waiting items fail; items in flight may finish."""
+    """Mark the stage as ended, and log it once. At a timeout its waiting items fail; items in flight may finish, but
+    are not retried."""
     async with connection.transaction():
         if cause == "timeout":
             code, error = "INCOMPLETE", stage.incomplete

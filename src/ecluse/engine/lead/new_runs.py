@@ -1,4 +1,4 @@
-"""Start of the workflows of queued runs, each on one replica. The start of a run only inserts its row and notifies; the
+"""Starting the workflows of queued runs, each on one replica. The start of a run only inserts its row and notifies; the
 worker that locks the row first leads the run. After a crash in between, another worker finds the run."""
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ ORDER BY r.id LIMIT %s FOR NO KEY UPDATE OF r SKIP LOCKED
 
 
 async def take_new_runs(pool: Pool, flows: Mapping[str, Flow]) -> None:
-    """Start the workflows of the queued runs of these flows until none is left, or this replica leads as many runs as
-    it may. The row locks are held meanwhile: no step of a workflow's start waits for them."""
+    """Start the workflows of the queued runs of these flows until none is left, or this replica leads RUNS_AT_ONCE
+    runs. The rows of up to TOGETHER runs stay locked while their workflows are started; that does not wait for these
+    locks."""
     async with pool.connection() as connection:
         while (room := min(TOGETHER, durable.room())) > 0:
             async with connection.transaction():

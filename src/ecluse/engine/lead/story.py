@@ -1,5 +1,5 @@
 """The interface of a flow's story: durable steps, selection, fan-out, gates. The story itself is ordinary code that is
-replayed after a crash, so all its side effects go through a step here; results are ids and counts."""
+replayed after a crash, so each of its side effects is a step here. Results of steps are small: ids and counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 class Story:
     """One run on its way through its flow's story: the argument of `Flow.story`. `chunk`: rows per statement of a
-    fan-out."""
+    fan-out; `emit` sends ephemeral events."""
 
     def __init__(self, pool: Pool, flow: Flow, run: Run, *, chunk: int, emit: EmitLive = lambda _: None) -> None:
         self._pool = pool
@@ -44,8 +44,9 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run `function(connection, run, …)` and log it. Its result, which must be small, is stored under this place in
-        the story; a replay returns it without running the function again."""
+        """Run `function(connection, run, …)` as a step, and log it. Its result, which must be small, is stored under
+        this place in the story; a replay returns the stored result without running the function again. It is retried
+        while the database is unavailable, so it must be idempotent."""
 
         async def logged(connection: Connection, run: Run) -> R:
             began = time.monotonic()
@@ -63,8 +64,7 @@ class Story:
         *args: P.args,
         **kw: P.kwargs,
     ) -> R:
-        """Run `function(connection, run, …)` as a step, like `step`, but without logging. It is retried while the
-        database is unavailable."""
+        """Run `function(connection, run, …)` as a step, like `step`, but without logging."""
 
         async def attempt() -> R:
             async with self._pool.connection() as connection:
@@ -78,9 +78,9 @@ class Story:
         return await durable.step(name, patiently)
 
     async def patched(self, change: str) -> bool:
-        """Return whether the run takes a change to its story: True if it reaches this line for the first time, or took
-        the change before (a replay); False if it had passed this line when the change was deployed, and has to go on as
-        before."""
+        """Return whether the run takes a change to its story: True if the run reaches this line for the first time, or
+        took the change before (a replay); False if it had passed this line when the change was deployed, and has to
+        continue with the former code."""
         return await durable.patched(change)
 
     async def phase(self, name: str) -> None:
@@ -88,8 +88,8 @@ class Story:
         await self.once(f"phase-{name}", lifecycle.set_phase, name)
 
     async def select(self, source: Source) -> int:
-        """Fix the targets of this run: those of the items that `source` returns. Return their number. Payloads are not
-        kept: `fan_out` gives items theirs."""
+        """Fix the targets of this run: the targets of the items that `source` returns. Return their number. Payloads
+        are not kept: the items of `fan_out` have their own."""
 
         async def chosen(connection: Connection, run: Run) -> int:
             await targets.select(connection, {run.id: await source(connection, run)})
@@ -102,8 +102,8 @@ class Story:
     async def fan_out(
         self, stage: Stage, source: Source = targets.open_targets, priority: stages.Priority = "normal"
     ) -> int:
-        """Open the stage and dispatch its items: the items that `source` returns, by default one without a payload for
-        every open target. Return the number of items of the stage."""
+        """Open the stage and dispatch the items that `source` returns; by default one item without a payload for every
+        open target. Return the number of items of the stage."""
 
         async def dispatched(connection: Connection, run: Run) -> int:
             items = await source(connection, run)
@@ -114,13 +114,13 @@ class Story:
         return count
 
     async def open(self, stage: Stage) -> None:
-        """Open a stage whose work is done by other runs; the time of the stage begins here."""
+        """Open a stage whose work is done by other runs. The stage's `max_wait` begins here."""
         await self.once(f"open-{stage.name}", stages.open_units, stage)
 
     async def gate(self, stage: Stage, *, seen: gate.Seen | None = None, units: gate.Units | None = None) -> str:
         """Wait until the stage's items, or its `units`, are finished, and repeat failed ones in further rounds. Return
-        how the gate ended: done or timeout. `seen` is called with the progress and the decision of every poll, before
-        the decision is carried out. Raise RunEnded if the run was ended from outside."""
+        how the gate ended: `done` or `timeout`. `seen` is called with the progress and the decision of every poll,
+        before the decision is carried out. Raise RunEnded if the run was ended from outside."""
         polls = 0
         while True:
             verdict, seconds = await self.once(f"poll-{stage.name}-{polls}", gate.poll, stage, polls == 0, seen, units)
@@ -135,8 +135,8 @@ class Story:
 
 
 async def lead(story: Story) -> None:
-    """Lead a run from its first step to its end; an error of the story ends the run as failed. A signal of DBOS, or an
-    outage of the database under DBOS, is raised: the workflow is continued later."""
+    """Lead a run from its first step to its end. An error of the story ends the run as failed. A signal of DBOS, or a
+    database outage inside DBOS, is raised, so that the workflow is continued later."""
     flow, run = story.flow, story.run
     try:
         try:
