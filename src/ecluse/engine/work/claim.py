@@ -1,11 +1,10 @@
-"""The claim: one statement picks waiting items fairly, writes one `claims` row per (run, stage) and points the items
-at it. Fencing, counting and ending a run then touch those rows, not every item.
+"""The claim: one statement picks waiting items fairly, writes one `claims` row per (run, stage) and points the items at
+it. Fencing, counting and ending a run then touch those rows, not every item.
 
 Lanes share the free worker slots, tenants take turns within a lane, and within a tenant the order is `order_at`, then
-id. Only lanes with waiting items are read or locked, a bounded number per claim, in turn (`WaitingLanes`). The caps of
-a lane (calls in flight, calls per key, rate) are decided here, too. Items of a run that is being ended are skipped (its
-row is locked). The claim never waits for a lock.
-"""
+id. Only lanes with waiting items are read or locked, a bounded number per claim, in turn (`WaitingLanes`). The
+statement also enforces the caps of a lane: calls in flight, calls per key, rate. Items of a run that is being ended are
+skipped (its row is locked). The claim never waits for a lock."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from ecluse.engine.model.item import ClaimedItem, Item
 # and ends of runs to take effect.
 AHEAD_SECONDS = 0.1
 
-# Lanes of one claim statement, whose cost grows with lanes times items. If items wait in more, the next one goes on
-# with those after them.
+# Lanes of one claim statement, whose cost grows with lanes times items. If items wait in more lanes, the next claim
+# continues with the lanes after these.
 LANES_AT_ONCE = 16
 # A loose index scan: one step per lane, whatever the number of items.
 WAITING_LANES = """
@@ -189,9 +188,10 @@ CLAIM_FREE = CLAIM.format(ours=UNCAPPED_LANES, mine=ALL_PICKED, turn="")
 
 
 class Claimant(NamedTuple):
-    """The replica that claims, and the work it can do: `work` names the stages as "flow/stage", so that an older
-    program does not claim items of newer stages; `weights` has the weight of a call of each. Suspects (`suspects.py`)
-    are claimed apart from other items: `least` and `most` bound their suspicion, `apart` says how they are run."""
+    """The replica that claims, and the work it can do: `work` names its stages as "flow/stage", so that an older
+    program does not claim items of newer stages; `weights` has the permits that a call of each stage takes. Suspects
+    (`suspects.py`) are claimed apart from other items: `least` and `most` bound the suspicion of the items to claim,
+    `apart` says how they are run."""
 
     replica: str
     work: list[str]
@@ -202,8 +202,8 @@ class Claimant(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Lanes with waiting items, by id: those with anything that must hold over all replicas (caps, a rate, a breaker),
-    and those without. `is_all`: items wait in no other lane."""
+    """The ids of some lanes with waiting items: `capped` lanes have something that must hold over all replicas (caps, a
+    rate, a breaker), `uncapped` ones do not. `is_all`: items wait in no other lane."""
 
     capped: list[int]
     uncapped: list[int]
@@ -211,15 +211,16 @@ class Window(NamedTuple):
 
 
 class WaitingLanes:
-    """Finds the lanes to claim from, LANES_AT_ONCE at a time, each search after the last: open lanes, beneath these
-    declared ones, in which an item is due."""
+    """Finds open lanes in which an item is due, among those made from the declared lanes `bases`. Each search returns
+    up to LANES_AT_ONCE lanes and continues where the previous one ended."""
 
     def __init__(self, bases: Sequence[str]) -> None:
         self._bases = list(bases)
-        self._after = 0  # id of the last lane of the last window
+        self._after = 0  # id of the last lane of the previous window
 
     async def windows(self, connection: Connection) -> AsyncGenerator[Window]:
-        """Yield windows until all waiting lanes have been in one."""
+        """Yield windows until each lane with waiting items has been in one. Lanes from which nothing can be claimed now
+        are left out, so a window may be empty."""
         seen: set[int] = set()
         is_all = False
         while not is_all:
@@ -237,14 +238,15 @@ class WaitingLanes:
             yield Window(capped, uncapped, is_all)
 
     async def _scan(self, connection: Connection, after: int, most: int) -> list[tuple[int, bool | None]]:
-        """Return lanes with waiting items by id, and whether each has caps; None: nothing can be claimed from it."""
+        """Return up to `most` lanes with waiting items and ids above `after`, ordered by id. Each has a flag: True if
+        it has caps, False if not, None if nothing can be claimed from it now."""
         given = {"after": after, "most": most, "bases": self._bases, "ahead": AHEAD_SECONDS}
         return await fetch_rows(connection, WAITING_LANES, given, prepare=True)
 
 
 class SlotsLeft(NamedTuple):
-    """How many worker slots a tenant may still take with calls through the lanes of one base. The lists are of those
-    that hold slots already; `slots` is for the others."""
+    """The number of worker slots that a tenant may still take with calls through the lanes of one base: `slots_left`
+    for the pairs of `vendors` (bases) and `tenants` that hold slots already, `slots` for all other pairs."""
 
     slots: int
     vendors: list[str]
@@ -255,9 +257,9 @@ class SlotsLeft(NamedTuple):
 async def claim_items(
     connection: Connection, claimant: Claimant, lanes: list[int], room: int, *, capped: bool, left: SlotsLeft
 ) -> list[ClaimedItem]:
-    """Claim at most `room` items from these lanes, by their ids, and of no tenant more than it has slots left.
-    `capped`: the lanes have caps, a rate or a breaker that must hold over all replicas; lanes from which another
-    replica is claiming are then left out."""
+    """Claim at most `room` items from the lanes with these ids, and of no tenant more than it has slots left. `capped`:
+    the lanes have caps, a rate or a breaker that must hold over all replicas; lanes from which another replica is
+    claiming at the moment are then skipped."""
     parameters = {**claimant._asdict(), **left._asdict(), "lanes": lanes, "room": room, "ahead": AHEAD_SECONDS}
     rows = await fetch_rows(connection, CLAIM_CAPPED if capped else CLAIM_FREE, parameters, prepare=True)
     return [ClaimedItem(Item._make(row[:-5]), *row[-5:]) for row in rows]

@@ -3,8 +3,7 @@ writes at vendors are committed with them; a write is sent only after its intent
 
 An item is done exactly when its effect is stored. Items missing from the result of the compare-and-set were fenced out
 (their claim was taken over, or their run has ended), and their results are dropped. A batch that fails on data is split
-until the invalid item is alone; that item fails STORE_FAILED, the rest commit.
-"""
+until the invalid item is alone; that item fails STORE_FAILED, the rest is committed."""
 
 from __future__ import annotations
 
@@ -132,8 +131,8 @@ class Committer:
         return [one for one in self._committing + self._gathered if isinstance(one, ItemResult)]
 
     async def next_batch(self, slots: WorkerSlots) -> Sequence[ItemResult | Intent]:
-        """Wait for results and intents, and a moment longer for more of them while worker slots are busy; return them,
-        at most LARGEST_BATCH."""
+        """Wait for results and intents, and GATHER_SECONDS longer for more of them if there are few and worker slots
+        are busy; return at most LARGEST_BATCH of them."""
         await self._something.wait()
         if len(self._gathered) < LARGEST_BATCH // 10 and slots.busy:
             await asyncio.sleep(GATHER_SECONDS)
@@ -143,8 +142,8 @@ class Committer:
         return self._committing
 
     async def commit(self, batch: Sequence[ItemResult | Intent]) -> list[ItemResult]:
-        """Store the batch, with retries while the database is unavailable; return the finished items whose stage emits
-        live events."""
+        """Store the batch, retrying while the database is unavailable. Return its finished items whose stage emits live
+        events."""
         crashpoint("before commit")
         # A commit whose answer was lost may have succeeded: the compare-and-set makes the retry idempotent.
         await until_back("commit", partial(self._write, batch))
@@ -181,8 +180,8 @@ class Committer:
                 await self._store([one.unstorable(_why(error))])
 
     async def _store_together(self, batch: Sequence[ItemResult | Intent]) -> None:
-        """Store the batch in one transaction, of several statements only if intents, effects or a `save` need them;
-        then answer the intents."""
+        """Store the batch in one transaction, which has several statements only if intents, effects, paid calls or
+        hooks of stages need them; then answer the intents, and count the finished items."""
         results = [one for one in batch if isinstance(one, ItemResult)]
         intents = [one for one in batch if isinstance(one, Intent)] if len(results) < len(batch) else []
         ended = [one.effect for one in results if one.effect is not None]
@@ -213,7 +212,7 @@ class Committer:
                     if ended:
                         await protocol.store_effects(connection, ended, self._replica, [item for item, _ in accepted])
                     await hooks.call(connection, results, accepted)
-                    if paid:  # last: no lock is awaited while those on the totals are held
+                    if paid:  # last: no lock is awaited while the totals are locked
                         await reservations.settle_costs(connection, paid)
                     crashpoint("in commit")
                 if intents:
@@ -235,7 +234,7 @@ class Committer:
 
 
 async def _execute(connection: Connection, parameters: dict[str, Any]) -> dict[ClaimKey, Accepted]:
-    """Store the results of items; return the accepted ones, by claim key. The others lost their claim (fenced)."""
+    """Store the results of items; return the accepted ones, by claim key. The other items lost their claim (fenced)."""
     rows = await fetch_rows(connection, STORE, parameters, prepare=True)
     return {(item, claim): Accepted(executions, code, error) for item, claim, executions, code, error in rows}
 

@@ -59,8 +59,8 @@ SELECT run_id, stage FROM stages WHERE run_id = ANY(%s) AND ended_at IS NULL AND
 
 
 async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched: Collection[tuple[int, str]]) -> None:
-    """Check the stages in `touched`, as (run id, stage): wake the gate of each complete stage or, where no workflow
-    leads the run, end the run if all its stages are complete."""
+    """Check the stages in `touched`, given as (run id, stage): wake the gate of each complete stage or, where no
+    workflow leads the run, end the run if all its stages are complete."""
     if not touched:
         return
     async with pool.connection() as connection:
@@ -74,7 +74,8 @@ async def wake_gates_or_end_runs(pool: Pool, flows: Mapping[str, Flow], touched:
 
 
 async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_ids: Collection[int]) -> None:
-    """End the self-closing runs among `run_ids` whose stages are all complete, and wake the gates of their parents."""
+    """End the runs without a story among `run_ids` whose stages are all complete, and wake the gates of parents whose
+    last open child has ended."""
     if not run_ids:
         return
     over = await finalize.find_complete_runs(connection, run_ids)
@@ -85,8 +86,8 @@ async def close_complete(connection: Connection, flows: Mapping[str, Flow], run_
 
 
 async def end_together(connection: Connection, flow: Flow, over: Sequence[Run], end: RunEnd = NORMAL) -> None:
-    """End these runs, all of `flow`, in batches; if a batch fails, one by one. A run that cannot be ended is logged: it
-    does not keep other runs open, and a later sweep tries it again."""
+    """End these runs, all of `flow`, in batches of TOGETHER; if a batch fails, one by one. A run that cannot be ended
+    is logged: it does not keep other runs open, and a later sweep tries again. An outage of the database is raised."""
     if len(over) > 1:
         try:
             for start in range(0, len(over), TOGETHER):
@@ -118,15 +119,15 @@ WHERE r.ended_at IS NULL AND s.units IS NOT NULL AND s.ended_at IS NULL AND NOT 
 
 
 async def _wake_parents(connection: Connection, ended: Sequence[Run]) -> None:
-    """Wake the gate of each parent run whose last open child is in `ended`."""
+    """Wake the gate of each parent of the runs in `ended` that has no open child any more."""
     for workflow, stage in await fetch_rows(connection, CHILDLESS, ([run.id for run in ended],)):
         await durable.wake(connection, workflow, gate.topic(stage))
 
 
 @contextmanager
 def log_error_of_run(run_id: int) -> Iterator[None]:
-    """Log an error in the body instead of raising it, so that other runs can go on. If the database is unavailable, the
-    error is raised."""
+    """Log an error of the body instead of raising it, so that other runs can go on. An outage of the database is
+    raised."""
     try:
         yield
     except Exception as error:  # any error: the other runs go on
@@ -147,9 +148,9 @@ async def end_by_operator(
     by: str,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """End the run at once on behalf of the operator `by`, in one transaction with what `record` writes, and wake the
-    workflow that waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had
-    already ended."""
+    """End the run at once on behalf of the operator `by`, in one transaction with what `record` writes, and wake its
+    workflow, which waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had
+    already ended. Raise InvalidInput if the reason is empty."""
     if not reason.strip():
         raise InvalidInput("reason: required to end a run; it is stored with the run")
     gates = await fetch_column(connection, WAITING, (run.id,))
@@ -169,8 +170,8 @@ WHERE s.run_id = ANY(%s) AND s.ended_at IS NULL AND r.orchestrated ORDER BY s.ru
 async def end_all_by_operator(
     connection: Connection, flows: Mapping[str, Flow], tenant: str, reason: str, *, by: str
 ) -> int:
-    """End all open runs of a tenant whose flow is loaded, as an operator does; return how many. A run that cannot be
-    ended is logged, and stays open."""
+    """End all open runs of a tenant whose flow is loaded, each as `end_by_operator` does; return their number. A run
+    that cannot be ended is logged, and stays open."""
     is_open = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL AND flow = ANY(%s) ORDER BY id"
     ids = await fetch_column(connection, is_open, (tenant, list(flows)))
     gates = await fetch_rows(connection, OPEN_STAGES, (ids,))
@@ -184,8 +185,8 @@ async def end_all_by_operator(
 
 
 async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
-    """Close the complete and overdue self-closing runs of one page, which begins above the id `after`; return the id
-    after which the next page begins, 0 after the last page."""
+    """Close the complete and overdue runs without a story of one page, which begins above the id `after`. Return the id
+    after which the next page begins; 0 after the last page."""
     async with pool.connection() as connection:
         page = await fetch_column(connection, SELF_CLOSING, (list(flows), after))
         for run_id, stage in await fetch_rows(connection, OVERDUE, (page,)) if page else ():
@@ -198,8 +199,8 @@ async def sweep(pool: Pool, flows: Mapping[str, Flow], after: int = 0) -> int:
 
 
 async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive) -> None:
-    """Send the live events of finished items to realtime subscribers, after the commit. Best effort: an error is
-    logged, and the events are dropped."""
+    """Send the live events of finished items to realtime subscribers, after the commit. Best effort: an error, or
+    taking longer than NEWS_SECONDS, is logged, and the events are dropped."""
     if not finished:
         return
     by_stage: dict[int, tuple[Stage, list[FinishedItem]]] = {}
@@ -218,8 +219,8 @@ async def _send_news(pool: Pool, finished: Sequence[ItemResult], emit: EmitLive)
 
 
 class CompletionLoop:
-    """Background task of a worker: after commits it emits live events and checks whether the stages of the committed
-    items are complete."""
+    """The background task of a worker that, after commits, emits live events and checks whether the stages of the
+    committed items are complete."""
 
     def __init__(self, pool: Pool, flows: Mapping[str, Flow], emit: EmitLive) -> None:
         self._pool = pool
@@ -232,12 +233,12 @@ class CompletionLoop:
         self._leaving = False
 
     def add(self, run_id: int, stage: str) -> None:
-        """Queue the stage for a check in the next round: the worker holds no item of it any more."""
+        """Queue the stage for a check in the next round, because the worker holds no item of it any more."""
         self._pairs.add((run_id, stage))
 
     def committed(self, over: Sequence[ItemResult], busy: bool) -> None:
-        """Start a round after a commit, if none is running. `over`: finished items whose stage emits live events;
-        `busy`: the worker holds other items, so that the pause between two rounds is not cut short."""
+        """Start rounds of checks after a commit, unless they are running. `over`: finished items whose stage emits live
+        events; `busy`: the worker holds other items, so that the pause between two rounds is not cut short."""
         self._over += over
         if not busy:
             self._nothing_left.set()

@@ -42,8 +42,9 @@ Answer = tuple[Result | VendorError | datetime, EffectEnd | None]
 
 @dataclass(slots=True)
 class Call:
-    """One call and what its items share: the instant and the jitter of their retries, so that they are due together;
-    and how its lane took each error. `answers` has the answer of each item, by claim key; None: its claim was lost."""
+    """One call, and the state that its items share: the instant and the jitter of their retries, so that they are due
+    together, and what its lane decided about each error (`spared`). `answers`: the answers by claim key; None: the
+    claim was lost."""
 
     stage: Stage
     answers: dict[ClaimKey, Answer | None] = field(default_factory=dict)
@@ -54,7 +55,8 @@ class Call:
 
 class Executor:
     """Executes the claimed items of a worker, each in a slot, and judges their answers. `contexts`: the work contexts
-    of the flows, by name; `chance`: the source of the jitter of retries."""
+    of the flows, by name; `chance`: the source of the jitter of retries; `alive`: returns whether the heartbeat is
+    recent."""
 
     def __init__(
         self,
@@ -77,12 +79,12 @@ class Executor:
         self._chance = chance
         self._alive = alive  # the heartbeat is recent: no replica can have declared this one dead
         self._stopping = False
-        self._ended_runs: set[int] = set()  # that ended while this worker held items of them
-        self._awaiting_permit: set[int] = set()  # items
+        self._ended_runs: set[int] = set()  # runs that ended while this worker held items of them
+        self._awaiting_permit: set[int] = set()  # ids of items
 
     async def execute(self, slot: WorkerSlot, claimed: ClaimedItem) -> list[ItemResult]:
-        """Execute the item with its mates; return the results to be stored, without those of items that are no longer
-        this worker's."""
+        """Execute the item with its mates; return the results to be stored. Items whose claim was lost, or whose run
+        has ended, have no result."""
         stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
         call = Call(stage)
         try:
@@ -115,7 +117,8 @@ class Executor:
 
     async def _call(self, call: Call, claimed: ClaimedItem) -> None:
         """Call the work, or perform the write, of the items, and put their answers into `call`. An item that is given
-        up is not executed, but its write is still read back if it is in doubt."""
+        up is not executed; but if it is a write, and not suspected of killing workers when read back, its write is
+        still read back."""
         stage, context, batch = call.stage, self._contexts[claimed.item.flow], []
         for one in claimed.batch:
             spent = verdict.give_up_reason(stage, one) if one.item.crashes or one.item.executions else None
@@ -135,8 +138,9 @@ class Executor:
     def _results(
         self, call: Call, claimed: ClaimedItem, otherwise: Postponed | datetime | Exception | None = None
     ) -> list[ItemResult]:
-        """Judge the answers of the items. `otherwise`: for items without an answer, when they are executed again, or
-        the error that ended their execution; None: they are put back."""
+        """Judge the answers of the items, and return their results. `otherwise`, for items without an answer: an
+        instant or a Postponed says when they are executed again, an Exception ended their execution; None: they are put
+        back."""
         results = []
         for one in claimed.batch:
             if one.claim_key not in call.answers:
@@ -188,7 +192,7 @@ class Executor:
         self, slot: WorkerSlot, call: Call, claimed: ClaimedItem, error: asyncio.CancelledError
     ) -> list[ItemResult]:
         """Return the results of a call that was cancelled: because it exceeded its time limit, because its run has
-        ended (none), or by its own code. If the process stops, the error is raised."""
+        ended (no results), or by its own code. If the process is stopping, raise `error`."""
         phases = {self._writes.phase.get(one.claim_key) for one in claimed.batch}
         match slot.reset():
             case "late" if any(one.item.id in self._awaiting_permit for one in claimed.batch):
@@ -228,7 +232,8 @@ class Executor:
         )
 
     def _called(self, stage: Stage, item: Item) -> bool:
-        """Return True if the vendor was called: paid work announces its call (`pay`), other work always calls."""
+        """Return True if the vendor was called: paid work announces its call (`pay`), other work is assumed to have
+        called."""
         return not stage.paid or item.id in self._paid
 
     async def _reserve(self, item: Item) -> None:
@@ -240,22 +245,22 @@ class Executor:
         return self._alive() and not self._stopping and item.run_id not in self._ended_runs
 
     def stop_sending(self) -> None:
-        """Refuse to send further writes, because this process stops."""
+        """Refuse to send further writes from now on, because this process stops."""
         self._stopping = True
 
     def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
         """Refuse to send further writes of the runs in `ended`, and keep the leases of their paid calls in flight, so
-        that no other run pays for the same. `held`: the runs of which this worker holds items; `executing`: the items
-        that are being executed."""
+        that no other run pays for the same result. `held`: the runs of which this worker holds items; `executing`: the
+        items that are being executed."""
         self._ended_runs = self._ended_runs & held | ended
         self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
 
     async def note_cut_off(self) -> None:
-        """Record the paid calls that the stop of this process has interrupted."""
+        """Record the paid calls that the stop of this process has interrupted as attempts."""
         await self._paid.note_cut_off()
 
     def is_worth_its_answer(self, claimed: ClaimedItem) -> bool:
-        """Return True for a write or a paid call in flight: it may finish although its run has ended."""
+        """Return True if a write or a paid call of the item is in flight: it may finish although its run has ended."""
         if claimed.item.id in self._paid:
             return True
         return any(self._writes.phase.get(one.claim_key) == "sending" for one in claimed.batch)

@@ -1,4 +1,4 @@
-"""The hooks of stages in the commit: `save` stores what succeeded, `on_end` gets every end of an execution."""
+"""The hooks of stages in the commit: `save` gets the successful results, `on_end` the end of every execution."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ecluse.engine.work.verdict import ItemResult
 
 
 class Accepted(NamedTuple):
-    """What was stored of a result: the item's counted executions and, if its gate has given up on it meanwhile, so that
-    it is not executed again, the error with which it failed."""
+    """The stored part of a result: the item's number of counted executions; and the error with which it failed, if its
+    gate has given up on it meanwhile, so that it is not executed again."""
 
     executions: int
     code: str | None = None
@@ -21,9 +21,9 @@ class Accepted(NamedTuple):
 
 
 async def call(connection: Connection, batch: Sequence[ItemResult], accepted: Mapping[ClaimKey, Accepted]) -> None:
-    """Call the hooks of each stage once, in the commit's transaction, with the results that were accepted; for a paid
-    stage, also with results that succeeded but are not accepted, because the item is no longer this worker's: its
-    outcome is not touched, but what was paid for is stored."""
+    """Call the hooks of each stage once, in the commit's transaction, with the accepted results. For a paid stage, also
+    with successful results that are not accepted, because the item's claim was lost: its outcome does not change, but
+    the paid result is stored."""
     by_stage: dict[int, tuple[Stage, list[ItemResult]]] = {}
     for one in batch:
         paid_for = one.stage.paid and one.status == "succeeded"

@@ -1,4 +1,5 @@
-"""The claim of a batch: items of a `BatchWrite` that wait with a claimed item, its leader, are written in its call."""
+"""The claim of a batch: items of a `BatchWrite` that wait in the group of a claimed item (the leader) are claimed as
+its mates, and written in its call."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine.model.item import ClaimedItem, Item
 
-# The leader's claim has the permit and counts as the call; the claim of the mates is in no lane, so that the caps count
-# calls. One leader per group: an operator may have raised the cap per key. Suspects are executed one by one.
+# The leader's claim has the permit and counts as the call; the claim of the mates has no lane, so that the caps count
+# calls. Only one leader of a group gets mates: an operator may have raised the cap per key. Suspects are executed one by
+# one.
 JOIN = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 leader AS MATERIALIZED (
@@ -47,8 +49,8 @@ RETURNING m.leader, c.id, c.fence, i.id, i.run_id, i.tenant_id, i.flow, i.stage,
 async def join_mates(
     connection: Connection, replica: str, leaders: Sequence[ClaimedItem], most: Mapping[tuple[str, str], int]
 ) -> list[ClaimedItem]:
-    """Claim the mates of these items; return the items with their mates. `most`: the largest batch of each stage with a
-    `BatchWrite`, by (flow, stage)."""
+    """Claim the mates of these items; return the items with their mates. `most`: the largest batch of each stage that
+    has a `BatchWrite`, by (flow, stage)."""
     batched = [one for one in leaders if (one.item.flow, one.item.stage) in most] if most else []
     if not batched:
         return list(leaders)

@@ -1,10 +1,9 @@
-"""When to claim, and how many items: a claim must be worth its round trips. Items are claimed a tenth of a second
-ahead, by the measured pace, so that fast items come in large batches while slow ones stay available to other replicas
-until a worker slot is free for them.
+"""The decision when to claim, and how many items: a claim must be worth its round trips. Items are claimed a tenth of a
+second ahead, by the measured pace, so that fast items are claimed in large batches while slow ones stay available to
+other replicas until a worker slot is free for them.
 
 The clock is an argument. After a wake-up from outside (new work, a lane that opens, an item that becomes due) the next
-claim follows at once; slots freed by finished items are refilled several at a time.
-"""
+claim follows at once; slots freed by finished items are refilled several at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ MEASURE_SECONDS = 0.03
 
 class Pace:
     """Decides when a worker with `slots` worker slots claims, and how many items it may hold. The worker reports its
-    claims and finished items; `now` is the monotonic clock."""
+    claims and finished items; `now` is the monotonic clock, in seconds."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -32,15 +31,16 @@ class Pace:
         self._empty_until = 0.0
 
     def measure(self, now: float, finished: int) -> None:
-        """Measure the pace; `finished` is the number of items finished since the worker started."""
+        """Measure the pace, unless that was done within MEASURE_SECONDS. `finished`: the number of items finished since
+        the worker started."""
         if now - self._measured_at >= MEASURE_SECONDS:
             self._per_second = (finished - self._finished) / (now - self._measured_at)
             self._finished, self._measured_at = finished, now
 
     @property
     def capacity(self) -> int:
-        """The number of items that the worker may hold: one per slot, and those that it will finish within
-        AHEAD_SECONDS."""
+        """The number of items that the worker may hold: one per slot, and as many more as it will finish within
+        AHEAD_SECONDS; at most LARGEST_BATCH."""
         return min(self._slots + int(self._per_second * AHEAD_SECONDS), LARGEST_BATCH)
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
@@ -66,7 +66,7 @@ class Pace:
         self._short = got < room
 
     def ended(self, items: int) -> None:
-        """Note that the worker no longer holds this number of items."""
+        """Note that the worker holds `items` items fewer."""
         self._ended += items
 
     def wake(self) -> None:
@@ -79,5 +79,6 @@ class Pace:
         return now < self._empty_until
 
     def found_empty(self, now: float) -> None:
-        """Note that a claim found the uncapped lanes empty."""
+        """Note that a claim found the uncapped lanes empty; has no effect if a wake-up has arrived since the claim
+        began."""
         self._empty_until = 0.0 if self.woken else now + POLL_SECONDS

@@ -1,5 +1,5 @@
-"""Release of claims whose holder is gone or has never learned of them: their items are opened again, and the claims get
-a higher fence, so that no result of the former holder is stored."""
+"""Release of claims whose holder is gone or never learned of them: their items are reopened, and the claims get a
+higher fence, so that no result of the former holder is stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ecluse.db.connect import Connection
 
 # Reopens the items claimed by replicas that are no longer live (`replica` NULL, for `cluster/take_over.py`), or by this
-# replica under claims that are not `known`. A crash is counted if the holder died. Returns one row, or none if no item
-# was opened: their number, and those of dead holders with at least `least` crashes, which may be suspects.
+# replica under claims that are not `known`. A crash is counted if the holder died. Returns no row if no item was
+# reopened; else the number of items, and the ids of items with at least `least` crashes whose holder died: they may be
+# suspects.
 RELEASE = """
 WITH orphan AS (
     SELECT c.id, c.run_id, c.stage, c.apart, CASE r.state WHEN 'dead' THEN r.ended_at END AS died_at
@@ -35,6 +36,6 @@ FROM opened HAVING count(*) > 0
 
 
 async def release_unknown(connection: Connection, *, replica: str, known: Sequence[int]) -> None:
-    """Release this replica's claims whose ids are not in `known`, which are the claims of the items that its worker
-    holds: the response to the other claims was lost with its connection."""
+    """Release this replica's claims whose ids are not in `known`. `known`: the claims of the items that its worker
+    holds; the response to any other claim was lost with its connection."""
     await connection.execute(RELEASE, {"replica": replica, "known": known, "least": 0})

@@ -1,10 +1,10 @@
 """Suspects: items that may crash the worker that executes them. One death of a worker that held an item is no evidence:
 most deaths have another cause, and a worker holds hundreds of items. An item becomes a suspect if it was held at nearly
-every death since the first death of one of its workers; it is then run in small groups, at last alone, and only deaths
-of workers that ran it alone make it poison.
+every death since the first death of one of its workers. It is then run in small groups, later alone, and only deaths of
+workers that ran it alone make it poison.
 
-At each take-over from a dead worker, SQL counts the deaths and `judge` decides; the decision is stored with the item.
-"""
+At each take-over from a dead worker, SQL counts the deaths and `judge` decides; the decision is stored with the
+item."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Suspicion(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Deaths of workers that could have claimed an item, counted since the first death of a worker that held it.
-    Workers that died while another item ran alone are left out: their deaths say nothing about this one."""
+    Workers that died while another item ran alone are left out: their deaths say nothing about this item."""
 
     crashes: int  # of workers that held it
     deaths: int  # of workers that held it or not, without those that ran it alone
@@ -51,7 +51,7 @@ class Evidence:
 
     @property
     def without_it(self) -> int:
-        """Deaths of workers that did not hold the item."""
+        """The number of deaths of workers that did not hold the item."""
         return max(0, self.deaths - (self.crashes - self.solo_deaths))
 
 
@@ -69,8 +69,8 @@ def judge(seen: Evidence) -> Suspicion:
 
 
 def group_sizes(waiting: Mapping[int, int], slots: int) -> dict[int, int]:
-    """Return, per kind of suspects (`Suspicion`), the number that a worker with `slots` slots may hold at once; 1 means
-    alone, without any other item. `waiting`: the number of waiting suspects per kind."""
+    """Return, per kind of suspects (`Suspicion`), the number that a worker with `slots` slots may hold at once; 1: the
+    suspect runs alone, without any other item. `waiting`: the number of waiting suspects per kind."""
     few = sum(waiting.values()) <= FEW
     sizes = {Suspicion.TENTH: slots // 10, Suspicion.HUNDREDTH: slots // 100}
     return {kind: 1 if few else max(1, sizes.get(Suspicion(kind), 1)) for kind in sorted(waiting)}
@@ -114,8 +114,8 @@ class SuspectClaims:
         self._query_at = 0.0
 
     async def query(self, connection: Connection, bases: list[str], now: float) -> None:
-        """Count the suspects that wait in lanes of these bases and that this worker could claim, and decide by that
-        what `allowed` allows; at most once a second. `now` is the monotonic clock."""
+        """Count the suspects that wait in lanes of these bases and that this worker could claim, from which `allowed`
+        then decides. Does nothing within QUERY_SECONDS of the previous query. `now` is the monotonic clock."""
         if now < self._query_at:
             return
         claimant = self._claimant
@@ -123,8 +123,8 @@ class SuspectClaims:
         waiting = dict(await fetch_rows(connection, WAITING, parameters, prepare=True))
         self.limits = group_sizes(waiting, self._slots)
         alone = sum(waiting[kind] for kind, most in self.limits.items() if most == 1)
-        # As many workers empty their slots as there are suspects to run alone: those that hold the fewest items. The
-        # others go on.
+        # As many workers empty their slots as there are suspects to run alone: the workers that hold the fewest items.
+        # Other workers go on claiming.
         self._emptying = False
         if alone:
             me = {"replica": claimant.replica, "work": claimant.work}
@@ -133,9 +133,9 @@ class SuspectClaims:
         self._query_at = now + QUERY_SECONDS
 
     def allowed(self, slots: WorkerSlots, room: int, *, holds_items: bool) -> list[tuple[Claimant, int]]:
-        """Return the claims that the worker may make now, each with its largest number of items: claims of suspects,
-        then of all other items. `room`: the number of items that it wants; `holds_items`: it holds items that are not
-        stored yet."""
+        """Return the claims that the worker may make now, each with its largest number of items: claims of suspects
+        first, then of all other items; empty if it may claim nothing. `room`: the number of items that the worker
+        wants; `holds_items`: it holds items whose results are not stored yet."""
         self.runs_alone = self.runs_alone and holds_items
         alone = [kind for kind, most in self.limits.items() if most == 1]
         if self.runs_alone or (alone and holds_items and self._emptying):

@@ -1,4 +1,4 @@
-"""The result of an execution as the committer stores it; and the verdict on an execution that failed or was
+"""The result of an execution as the committer stores it, and the verdict on an execution that failed or was
 interrupted: a release, a retry or a failure."""
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ log = structlog.get_logger(__name__)
 
 
 class ItemResult(NamedTuple):
-    """The result of one execution, ready to be stored. Status `open`: the item is to be executed again, at `due_at`;
-    the execution is then counted only if it has an error that is not an `outage`. `order_at` is a new position in the
-    queue. `cost` is that of a paid call, if it is known; `settlement` what becomes of the cost reserved for it."""
+    """The result of one execution, ready to be stored. Status `open`: the item is executed again, at `due_at` (None: as
+    soon as its lane permits); the execution is then counted only if it has an error that is not an `outage`.
+    `order_at`: a new position in the queue. `cost`: the cost of a paid call, if it is known; `settlement`: what becomes
+    of the cost reserved for it."""
 
     item: Item
     stage: Stage
@@ -57,13 +58,13 @@ class ItemResult(NamedTuple):
 
     @property
     def is_heard(self) -> bool:
-        """True if a hook of the stage gets this result: `save` a success, `on_end` every end of an execution."""
+        """True if a hook of the stage gets this result: `save` gets a success, `on_end` every end of an execution."""
         if self.stage.on_end is not None and (self.status != "open" or self.error_code is not None):
             return True
         return self.stage.save is not None and self.status == "succeeded"
 
     def row(self) -> bytes:
-        """Return this result as JSON, in the form of an input row of the committer's STORE."""
+        """Return this result as JSON: an input row of the committer's statement STORE."""
         stored: dict[str, Any] = {"id": self.item.id, "claim_id": self.claim_id, "status": self.status}
         if self.result is not None:
             stored["result"] = self.result
@@ -86,7 +87,8 @@ class ItemResult(NamedTuple):
         return to_json(stored)
 
     def unstorable(self, why: str) -> ItemResult:
-        """Return the failed result that replaces this one because it could not be stored; `why` is the error."""
+        """Return the failed result (STORE_FAILED) that replaces this one because it could not be stored. `why`: the
+        error of the attempt to store it."""
         return self._replace(
             status="failed",
             result=None,
@@ -122,10 +124,10 @@ def failed(
     chance: random.Random,
     spared: Spared | None = None,
 ) -> ItemResult:
-    """Log a failed execution and return its result: a retry, a failure, or a release, if it only asked about
-    the last send of a write and the budget is used up. `error` ended the execution; `in_doubt`: it
-    was interrupted while a write was in flight. `spared`: the failure is the vendor's fault and counts no execution,
-    except for a write in doubt. `chance` is the source of the jitter of the backoff."""
+    """Log a failed execution and return its result: a retry, a failure, or a release (if the execution only read back
+    the last send of a write and the retry budget is used up). `error`: the error that ended the execution; `in_doubt`:
+    it was interrupted while a write was in flight; `spared`: the failure is the vendor's fault, and the execution is
+    not counted, unless a write is in doubt; `chance`: the source of the jitter of the backoff."""
     item = claimed.item
     executions = item.executions + 1
     verdict = decide(error, executions=executions, policy=stage.retry, now=now, chance=chance)
@@ -171,8 +173,8 @@ def failed(
 
 
 def settlement(result: ItemResult) -> Settlement:
-    """Return what becomes of the cost that was reserved for the call of this execution: it is released only if the call
-    was certainly not made, or not charged."""
+    """Return how the cost reserved for the call of this execution is settled. It is released only if the call was
+    certainly not made, or not charged."""
     if result.status == "succeeded" or result.cost is not None:
         return Settlement("settled", result.cost)
     if result.ambiguous or result.error_code == "BUG" or result.status == "ignored":
@@ -181,7 +183,8 @@ def settlement(result: ItemResult) -> Settlement:
 
 
 def give_up_reason(stage: Stage, claimed: ClaimedItem) -> VendorError | None:
-    """Return the error with which the item is given up before it is executed; None if it may be executed."""
+    """Return the error with which the item is given up before it is executed; None if it may be executed. For a write
+    whose executions are used up, the error applies only if its last send turns out not to be applied."""
     item = claimed.item
     if claimed.suspicion >= Suspicion.POISON:
         died = (

@@ -1,6 +1,6 @@
-"""The claim loop: claim as many items as there are free worker slots. Each slot executes one item (`execution.py`) and
-passes the result to the committer. NOTIFY wakes the loop, a slow poll is the fallback; `pace.py` decides when to claim
-how many items, `suspects.py` which claims are allowed while suspects wait."""
+"""The claim loop: claim as many items as there are free worker slots. Each slot executes one item (`execution.py`), and
+its result goes to the committer. NOTIFY wakes the loop, a slow poll is the fallback; `pace.py` decides when to claim
+and how many items, `suspects.py` which claims are allowed while suspects wait."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ PACED_SECONDS = 2.0
 
 class Worker:
     """The claim loop of a process, with the parts that its items go through: slots, executor, committer, completion.
-    `slots` is the number of worker slots, `share` what one tenant may take of them (`WorkerSlots`); `slot_ended` is
-    called when the task of one of them ends."""
+    `slots`: the number of worker slots; `share`: the share of them that one tenant may take (`WorkerSlots`);
+    `slot_ended`: called when the task of a slot ends."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class Worker:
         lanes.on_change = self._lanes_changed
 
     def wake(self) -> None:
-        """Claim soon: there may be new work."""
+        """Have the loop claim soon, because there may be new work."""
         self._pace.wake()
         self._wake.set()
 
     def _lanes_changed(self) -> None:
-        """Release the items that have not started and whose lane is closed now."""
+        """Release the items that have not started and whose lane is closed now, and wake the loop."""
         for claimed in self.slots.drop(lambda claimed: self._lanes.is_closed(claimed.item.lane_id)):
             stage = self._lanes.stages[claimed.item.flow, claimed.item.stage]
             for one in claimed.batch:
@@ -96,7 +96,7 @@ class Worker:
         self.wake()
 
     async def run(self) -> None:
-        """Claim and execute until cancelled; `drain` then lets running calls finish."""
+        """Claim and execute items until cancelled; `drain` then lets running calls finish."""
         self.slots.start()
         while True:
             now = self._clock.monotonic()
@@ -109,18 +109,18 @@ class Worker:
                 await self._sleep(BUSY_POLL_SECONDS if now < self._paced_until else POLL_SECONDS)
 
     async def commit_results(self) -> None:
-        """Store results as they gather, until cancelled; `flush` stores the rest."""
+        """Store results as they gather, until cancelled; `flush` then stores the rest."""
         while True:
             await self._commit(await self.committer.next_batch(self.slots))
 
     @property
     def runs_in_hand(self) -> set[int]:
-        """The runs of which this worker holds items that are not stored yet."""
+        """The ids of the runs of which this worker holds items whose results are not stored yet."""
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """Drop the items of runs that have ended: items that have not started are forgotten, reads are cancelled,
-        writes and paid calls finish."""
+        """Drop the items of those of these runs that this worker holds; the runs have ended. Items that have not
+        started are forgotten, reads are cancelled, writes and paid calls in flight may finish."""
         held = self.runs_in_hand
         ended = held.intersection(run_ids)
         self._executor.runs_ended(ended, held, self.slots.executing)
@@ -138,8 +138,8 @@ class Worker:
         await self.slots.drain(grace)
 
     async def flush(self, grace: float) -> None:
-        """Store the remaining results and check for complete stages, for at most `grace` seconds or FLUSH_SECONDS,
-        whichever is longer. Called after `drain`, once `commit_results` was cancelled."""
+        """Store the remaining results, record interrupted paid calls and check for complete stages, for at most `grace`
+        seconds or FLUSH_SECONDS, whichever is longer. Called after `drain`, once `commit_results` was cancelled."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(grace, FLUSH_SECONDS)):
                 if batch := self.committer.uncommitted:
@@ -153,8 +153,9 @@ class Worker:
                 await self._wake.wait()
 
     async def _claim(self, room: int) -> int:
-        """Claim at most `room` items and give them to the slots; return their number. If the last claim failed, claims
-        that may have been committed all the same are released first."""
+        """Claim at most `room` items and give them to the slots; return their number. If the previous claim failed,
+        claims that it may have committed all the same are released first. While the database is unavailable, nothing is
+        claimed."""
         count, is_poll = 0, not self._in_hand and not self._pace.woken
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
@@ -177,8 +178,8 @@ class Worker:
         return count
 
     async def _windows(self, connection: Connection, *, is_poll: bool) -> AsyncGenerator[Window]:
-        """Yield the lanes to claim from. Few lanes are not worth a search for those in which items wait, unless it is a
-        mere poll, which most often finds none."""
+        """Yield the lanes to claim from: all lanes if they are few, else only lanes in which items wait. The search for
+        these is also worth it for a mere poll, which most often finds none."""
         if len(self._lanes) <= LANES_AT_ONCE and not is_poll:
             yield Window(self._lanes.ids(capped=True), self._lanes.ids(capped=False), True)
             return
@@ -200,7 +201,8 @@ class Worker:
         self.slots.give(claimed)
 
     async def _choose(self, connection: Connection, room: int, window: Window) -> list[ClaimedItem]:
-        """Make the claims that the waiting suspects allow; a suspect that runs alone is the only item claimed."""
+        """Make the claims that are allowed while suspects wait, and return the claimed items; if one is a suspect that
+        runs alone, it is the only one."""
         claimed: list[ClaimedItem] = []
         for claimant, most in self._suspects.allowed(self.slots, room, holds_items=bool(self._in_hand)):
             found = await self._claim_from(connection, claimant, window, min(most, room - len(claimed)))
@@ -213,7 +215,8 @@ class Worker:
     async def _claim_from(
         self, connection: Connection, claimant: Claimant, window: Window, room: int
     ) -> list[ClaimedItem]:
-        """Claim from the capped lanes, then from the others unless they were found empty just before."""
+        """Claim from the capped lanes of the window, then from the uncapped ones, unless these were found empty just
+        before."""
         now, ordinary = self._clock.monotonic(), claimant == self._claimant
         free = [] if ordinary and self._pace.is_empty(now) else window.uncapped
         left = self.slots.left(self._ahead)
@@ -234,7 +237,7 @@ class Worker:
 
     @property
     def _ahead(self) -> int:
-        """How many items may be claimed ahead of their slots."""
+        """The number of items that may be claimed before a slot is free for them."""
         return max(0, self._pace.capacity - self.slots.count)
 
     def _owner_of(self, claimed: ClaimedItem) -> Owner:
@@ -248,8 +251,7 @@ class Worker:
             self._forget([one for one in claimed.batch if one.claim_key not in kept])
 
     async def _commit(self, batch: Sequence[ItemResult | Intent]) -> None:
-        """Store the batch, set the alarm for items that are due later, and have stages checked that may be complete
-        now."""
+        """Store the batch, set the alarm for items that are due later, and pass on stages that may be complete now."""
         over = await self.committer.commit(batch)
         results = [one for one in batch if isinstance(one, ItemResult)]
         for result in results:
@@ -264,8 +266,8 @@ class Worker:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
     def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
-        """Drop the state kept for items whose results are stored or whose claims are lost; pass stages of which no item
-        is held any more to the completion loop."""
+        """Drop the state kept for items whose results are stored or whose claims are lost, and queue each stage of
+        which no item is held any more for the completion loop."""
         self._pace.ended(len(ended))
         self._executor.forget(ended)
         for pair, count in Counter([(one.item.run_id, one.item.stage) for one in ended]).items():

@@ -1,8 +1,7 @@
 """Worker slots: a fixed number of tasks, each with at most one call in flight, that execute the items in `ready`.
 
-They are long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog
-enforces the time limits of all slots, to half a second.
-"""
+The tasks are long-lived, because a task and a timer per item cost more than the engine's own work on it; one watchdog
+enforces the time limits of all slots, with a precision of WATCH_SECONDS."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ NO_OWNER = ("", "")
 
 
 class WorkerSlot:
-    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled; `reset` then returns the
-    reason."""
+    """One worker slot. A call that exceeds its deadline, or is no longer needed, is cancelled by `interrupt`; `reset`
+    then returns the reason."""
 
     __slots__ = ("claimed", "deadline", "idle", "task", "why")
 
@@ -52,7 +51,7 @@ class WorkerSlot:
         return self.task is not None and self.task.cancelling() > 0
 
     def reset(self) -> Why | None:
-        """Return why `interrupt` cancelled the call, and undo the cancellation; None: it was cancelled elsewhere."""
+        """Return why `interrupt` cancelled the call, and undo the cancellation. None: `interrupt` was not called."""
         why, self.why = self.why, None
         if why is not None and self.task is not None:
             self.task.uncancel()
@@ -60,16 +59,17 @@ class WorkerSlot:
 
 
 def slots_left(share: float, slots: int, held: int, others: int) -> int:
-    """Return how many more of so many slots an owner may take that holds `held` of them, where all other owners hold
-    `others`: no more than its share of what they leave, so that a slot is left for the next owner, too. One slot is
-    for every owner."""
+    """Return how many more of `slots` slots an owner may take that holds `held` of them, while all other owners hold
+    `others`: its share of the slots that the others leave, so that some are left for the next owner. Every owner may
+    have one slot. Negative: it holds more than its share."""
     return max(1, int(share * (slots - others))) - held
 
 
 class WorkerSlots:
     """All slots of a worker. `work` executes an item in a slot, `done` gets its results, `idle` is called when a slot
-    has nothing to do, `ended` when the task of a slot ends. The calls of one owner (`owner_of`: a tenant's calls
-    through the lanes of one base) take at most a `share` of the slots that the others leave."""
+    has nothing to do, `ended` when the task of a slot ends. The calls of one owner (`owner_of`: by default all calls
+    have the same one; in a worker, a tenant's calls through the lanes of one base) take at most a `share` of the slots
+    that other owners leave."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class WorkerSlots:
         return [*self.ready, *self.executing]
 
     def queued(self, ahead: int) -> int:
-        """Return how many ready items slots will take soon, `ahead` of them when calls end. Items beyond their owner's
-        share of the slots are not counted: they must not keep others from being claimed."""
+        """Return the number of ready items that slots will take soon, counting per owner at most the slots that it may
+        take and `ahead` more. Items beyond that are left out: they must not keep other items from being claimed."""
         if not self.ready or self._share == 1.0:
             return len(self.ready)
         queued = 0
@@ -122,7 +122,7 @@ class WorkerSlots:
         return queued
 
     def left(self, ahead: int) -> SlotsLeft:
-        """Return how many more items of each owner may be claimed; `ahead` of them before a slot is free."""
+        """Return how many more items of each owner may be claimed, `ahead` of them before a slot is free."""
         if self._share == 1.0:
             return SlotsLeft(self.count + ahead, [], [], [])
         held = self._running + Counter(map(self._owner_of, self.ready))
@@ -132,7 +132,8 @@ class WorkerSlots:
         return SlotsLeft(fresh, [base for base, _ in held], [tenant for _, tenant in held], left)
 
     def _next(self) -> tuple[ClaimedItem, Owner] | None:
-        """Take the first ready item whose owner may take another slot."""
+        """Remove and return the first ready item whose owner may take another slot, with its owner; None if there is
+        none."""
         if self._share == 1.0:
             return (self.ready.popleft(), NO_OWNER) if self.ready else None
         for place, claimed in enumerate(self.ready):
@@ -150,14 +151,14 @@ class WorkerSlots:
                 slot.interrupt("dropped")
 
     def start(self) -> None:
-        """Start a task per slot, and the watchdog."""
+        """Start one task per slot, and the watchdog."""
         for slot in self._slots:
             slot.task = asyncio.create_task(self._work_off(slot), name="worker slot")
             slot.task.add_done_callback(self._ended)
         self._watchdog = asyncio.create_task(self._watch())
 
     def give(self, claimed: Iterable[ClaimedItem]) -> None:
-        """Add claimed items to `ready`, and wake as many idle slots."""
+        """Add claimed items to `ready`, and wake as many idle slots as there are ready items."""
         self.ready.extend(claimed)
         for _ in range(min(len(self.ready), len(self._idle))):
             idle = self._idle.pop().idle
@@ -165,7 +166,7 @@ class WorkerSlots:
                 idle.set_result(None)
 
     def drop(self, useless: Callable[[ClaimedItem], bool]) -> list[ClaimedItem]:
-        """Remove the items from `ready` for which `useless` returns True, and return them. (`interrupt` cancels running
+        """Remove the items for which `useless` returns True from `ready`, and return them. (`interrupt` cancels running
         calls.)"""
         dropped: list[ClaimedItem] = []
         kept: deque[ClaimedItem] = deque()
@@ -175,8 +176,8 @@ class WorkerSlots:
         return dropped
 
     async def drain(self, grace: float) -> None:
-        """Start no more items, let running calls finish for at most `grace` seconds, then end the tasks of the
-        slots."""
+        """Start no more items, let running calls finish for at most `grace` seconds, then cancel the tasks of the
+        slots, and wait for their end at most max(`grace`, LAST_SECONDS) seconds."""
         self.ready.clear()
         if self.busy:
             self._drained = asyncio.Event()
