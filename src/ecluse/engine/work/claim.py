@@ -202,8 +202,8 @@ class Claimant(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The ids of some lanes with waiting items: `capped` lanes have something that must hold over all replicas (caps, a
-    rate, a breaker), `uncapped` ones do not. `is_all`: items wait in no other lane."""
+    """The ids of lanes to claim from: `capped` lanes have something that must hold over all replicas (caps, a rate, a
+    breaker), `uncapped` ones do not. `is_all`: items wait in no other lane."""
 
     capped: list[int]
     uncapped: list[int]

@@ -170,8 +170,8 @@ WHERE s.run_id = ANY(%s) AND s.ended_at IS NULL AND r.orchestrated ORDER BY s.ru
 async def end_all_by_operator(
     connection: Connection, flows: Mapping[str, Flow], tenant: str, reason: str, *, by: str
 ) -> int:
-    """End all open runs of a tenant whose flow is loaded, each as `end_by_operator` does; return their number. A run
-    that cannot be ended is logged, and stays open."""
+    """End all open runs of a tenant whose flow is loaded, on behalf of the operator `by`, and wake their workflows;
+    return the number of runs ended. A run that cannot be ended is logged, and stays open."""
     is_open = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL AND flow = ANY(%s) ORDER BY id"
     ids = await fetch_column(connection, is_open, (tenant, list(flows)))
     gates = await fetch_rows(connection, OPEN_STAGES, (ids,))

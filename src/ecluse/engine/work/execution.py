@@ -117,8 +117,8 @@ class Executor:
 
     async def _call(self, call: Call, claimed: ClaimedItem) -> None:
         """Call the work, or perform the write, of the items, and put their answers into `call`. An item that is given
-        up is not executed; but if it is a write, and not suspected of killing workers when read back, its write is
-        still read back."""
+        up is not executed; but the write of such an item is still read back, unless the item is DEADLY
+        (`suspects.py`)."""
         stage, context, batch = call.stage, self._contexts[claimed.item.flow], []
         for one in claimed.batch:
             spent = verdict.give_up_reason(stage, one) if one.item.crashes or one.item.executions else None

@@ -11,8 +11,8 @@ from ecluse.db.query import fetch_rows
 from ecluse.engine.model.item import ClaimedItem, Item
 
 # The leader's claim has the permit and counts as the call; the claim of the mates has no lane, so that the caps count
-# calls. Only one leader of a group gets mates: an operator may have raised the cap per key. Suspects are executed one by
-# one.
+# calls. Only one leader of a group gets mates: an operator may have raised the cap per key. Suspects get no mates, and
+# are no mates.
 JOIN = """
 WITH clock AS MATERIALIZED (SELECT ecluse_now() AS now FROM replicas WHERE id = %(replica)s AND state = 'live'),
 leader AS MATERIALIZED (
