@@ -1,5 +1,5 @@
-"""The wait for the end of a run, in the process that waits. The notification of an end wakes the waiters of that run
-alone, and all of them share one look at its row; looks at several runs at once are one statement."""
+"""Waiting for the end of a run, in the process that waits. The notification of an end wakes only the waiters of that
+run, and all of them share one read of its row; reads of several runs at the same time are one statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ENDED = "SELECT id, ended_at IS NOT NULL FROM runs WHERE id = ANY(%s)"
 
 @dataclass(slots=True)
 class Watch:
-    """The waiters of one run since its last notification; `look` reads its row, at most once per poll interval."""
+    """The waiters of one run since its last notification. `look`: the task that reads its row, started at `looked_at`
+    (monotonic clock), at most once per poll interval."""
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     waiters: int = 0
@@ -32,7 +33,7 @@ class Watch:
 
 
 class RunEnds:
-    """The runs that this process waits for."""
+    """The runs that this process waits for, with their waiters."""
 
     def __init__(self, pool: Pool, clock: Clock) -> None:
         self._pool = pool
@@ -41,15 +42,16 @@ class RunEnds:
         self._looks = Groups(self._look_at)
 
     def heard(self, run_id: int | None) -> None:
-        """Wake the waiters of a run that has ended; None: any run may have, because notifications were lost."""
+        """Wake the waiters of a run that has ended; None: wake all, because notifications may have been lost."""
         for ended in list(self._watches) if run_id is None else [run_id]:
             if (watch := self._watches.pop(ended, None)) is not None:
                 watch.woken.set()
 
     async def wait(self, run_id: int, max_wait: timedelta) -> bool:
-        """Wait until the run has ended, at most `max_wait`; return whether it has. The notification only wakes; the row
-        is read first and after every wake-up, so that an end just before the wait, or a lost notification, is not
-        missed. If no connection is free for that, the run counts as open: busy workers must not delay the caller."""
+        """Wait until the run has ended, at most `max_wait`; return whether it has. Raise NotFound if there is no such
+        run. The notification only wakes; the row is read first and after every wake-up, so that an end just before the
+        wait, or a lost notification, is not missed. If no connection is free for that in time, the run counts as open:
+        busy workers must not delay the caller."""
         deadline = self._clock.monotonic() + max_wait.total_seconds()
         while True:
             watch = self._watches.setdefault(run_id, Watch())
@@ -71,7 +73,7 @@ class RunEnds:
                     del self._watches[run_id]
 
     def _look(self, run_id: int, watch: Watch) -> asyncio.Task[bool]:
-        """Return the look at the run's row that is under way or was just made, or begin one."""
+        """Return the task that reads the run's row: the one that is running or was just started, else a new one."""
         now = self._clock.monotonic()
         if watch.look is None or now - watch.looked_at >= POLL_SECONDS or _failed(watch.look):
             watch.look, watch.looked_at = asyncio.create_task(self._has_ended(run_id)), now

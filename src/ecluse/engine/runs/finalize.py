@@ -1,6 +1,5 @@
 """The end of runs, in one transaction: settle and count the targets (`outcomes.py`), close open work, set the status,
-write the events. A second end of the same run changes nothing; a constraint trigger of the database counts the outcomes
-again."""
+write the events. Ending a run again changes nothing; a constraint trigger of the database counts the outcomes again."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ecluse.engine.outbox import events
 from ecluse.engine.runs import items, leases, lifecycle, outcomes, units
 from ecluse.engine.runs.waiters import MARK_ABANDONED
 
-# Nothing of an ended run is stored any more: the fences of its claims are incremented.
+# No result of an ended run is stored any more: the fences of its claims are incremented.
 CLOSE_WORK = """
 WITH fenced AS (
     UPDATE claims SET fence = fence + 1, released = released + in_flight
@@ -52,8 +51,8 @@ async def end_runs(
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
     """End the runs among `ending` that are still open, for the reason `end`: settle their targets, close their work and
-    set their status, in one transaction with what `record` writes. Return the number of runs ended. All are runs of
-    `flow`. A run that never selected targets, and of which an item failed, ends as failed, even if `end` is a normal
+    set their status, in one transaction with what `record` writes. Return the number of runs ended. All of them must be
+    runs of `flow`. A run that never selected targets and has a failed item ends as failed, even if `end` is a normal
     end."""
     by_id = {run.id: run for run in ending}
     ended: list[EndedRun] = []
@@ -108,8 +107,8 @@ async def end_runs(
 
 
 class EndedRun(NamedTuple):
-    """A run whose targets are settled, before its status is set. `tally`: its counts, see `outcomes.tally`; `shown`:
-    the state by which its status word is chosen (`states.ended_as`)."""
+    """A run whose targets are settled, before its status is set. `tally`: its counts (see `outcomes.tally`); `seconds`:
+    how long it ran; `shown`: the state for which its status word is chosen (`states.ended_as`)."""
 
     run: Run
     from_status: str

@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 WORK_CHANNEL = "ecluse_work"
 STATEMENTS_AHEAD = 10
 
-# For LATERAL: the counts of stage `s`, summed up from its claims; items are never counted. `unfinished` are those of
-# `failed` that were open when their run ended.
+# For LATERAL: the counts of stage `s`, summed up from its claims, without reading its items. `unfinished` is the part
+# of `failed` that was open when the run ended.
 COUNTS = """(
     SELECT coalesce(sum(c.succeeded), 0)::int AS succeeded, coalesce(sum(c.ignored), 0)::int AS ignored,
            coalesce(sum(c.failed), 0)::int AS failed, coalesce(sum(c.in_flight), 0)::int AS in_flight,
@@ -59,8 +59,9 @@ INSERT_NEW = INSERT.replace("ON CONFLICT ON CONSTRAINT items_key DO NOTHING", ""
 
 
 class Dispatch(NamedTuple):
-    """What the items of one dispatch have in common. `head_start`: how much earlier than the present their place in the
-    queue is. `lane` is that of items that name none; `lane_ids` are those of the lanes that items name."""
+    """The values that the items of one dispatch have in common. `head_start`: how much earlier than now their place in
+    the queue is (negative: later). `lane`: the lane of items that name none; `lane_ids`: the ids of the lanes that
+    items name, by name."""
 
     flow: str
     stage: str
@@ -69,14 +70,15 @@ class Dispatch(NamedTuple):
     lane_ids: Mapping[str, int]
 
 
-Row = tuple[int, NewItem]  # the item and the id of its run
+Row = tuple[int, NewItem]  # the id of a run, and an item of it
 
 
 async def insert(
     connection: Connection, dispatch: Dispatch, rows: Sequence[Row], *, chunk: int, new: bool
 ) -> Counter[int]:
-    """Insert items, `chunk` rows per statement, except those that exist already. `new`: as far as the caller knows,
-    none exists. Return the number of refused items by run."""
+    """Insert items, `chunk` rows per statement, except those that exist already. Items that cannot be stored are
+    refused: stored as failed, without their payload. `new`: as far as the caller knows, none exists (which is faster).
+    Return the number of refused items by run id."""
     good, refused = [], []
     for row in rows:
         if max(len(row[1].key), len(row[1].target or "")) > LONGEST_KEY:
@@ -95,7 +97,7 @@ async def _insert(
     connection: Connection, dispatch: Dispatch, rows: Sequence[Row], chunk: int, statement: str
 ) -> list[int]:
     """Insert items in pipelined statements of at most `chunk` rows. If the database refuses the data, halves are tried
-    until the invalid item is alone, and that one is refused. Return the run ids of the refused items."""
+    until the invalid item is alone, and that item is refused. Return the run ids of the refused items."""
     try:
         async with together(connection):
             for start in range(0, len(rows), chunk):
@@ -129,7 +131,8 @@ def _given(dispatch: Dispatch, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 async def _refuse(connection: Connection, dispatch: Dispatch, row: Row, error: str) -> int:
-    """Store an item that cannot be stored as it is: without its payload, and failed. Return the id of its run."""
+    """Store an item that cannot be stored as it is: as failed, and without its payload. Log it, and return the id of
+    its run."""
     run_id, item = row
     why = storable(f"The item could not be dispatched: {error}")
     key, target = storable(item.key, LONGEST_KEY), storable(item.target or item.key, LONGEST_KEY)
@@ -190,7 +193,7 @@ async def fail_waiting(
     keys: Collection[str] | None = None,
 ) -> int:
     """Fail the waiting items of these runs for good with this error, in one stage or, at the end of the runs, in all
-    stages and with the items in flight; return their number. `by` names the cause, which decides by FAILED_BY whether
+    stages and including items in flight; return their number. `by` names the cause, which decides by FAILED_BY whether
     `key` and `keys` (only these items) and `due_before` (only items due by then) apply. The caller has taken the locks
     (see `lifecycle`)."""
     given: dict[str, Any] = {"runs": list(run_ids), "stage": stage, "code": code, "error": error, "key": key}

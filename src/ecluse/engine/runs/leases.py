@@ -1,6 +1,6 @@
-"""Leases: one holder per (tenant, key). A process holds a lease for its ttl, which its heartbeat extends (the ttl is
-only the bound after a crash); a run holds it for as long as the run is open. A run may have a ttl, too: the replica
-that works on it extends its lease, and if that replica dies or the ttl passes, the run must acquire it anew. Each
+"""Leases: one holder per (tenant, key). A process holds a lease for its ttl, which its heartbeat extends (the ttl only
+bounds the holding after a crash). A run holds a lease for as long as the run is open; if it has a ttl, too, the replica
+that works on the run extends the lease, and if that replica dies or the ttl passes, the run must acquire it anew. Each
 holding is a row with its own fence number, higher than all former ones of the key: a write under a lease locks that row
 first, and fails if the lease was lost."""
 
@@ -25,14 +25,14 @@ log = structlog.get_logger(__name__)
 
 
 class LeaseLost(EcluseError):
-    """Another holder has the lease, or may have: nothing of this holder is stored any more."""
+    """The lease is no longer held: another holder has it, or may have. The caller must store nothing under it."""
 
     code = "LEASE_LOST"
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease as its holder has it: the token proves the holding, the fence orders the holdings of a key."""
+    """A lease as its holder has it: `token` proves the holding, `fence` orders the holdings of a key."""
 
     tenant_id: str
     key: str
@@ -71,13 +71,14 @@ WHERE tenant_id = %(tenant)s AND key = %(key)s AND ended_at IS NULL
 END = "UPDATE leases SET ended_at = ecluse_now(), end_cause = "
 MINE = "tenant_id = %s AND key = %s AND fence = %s AND token = %s AND ended_at IS NULL"
 EXPIRE = f"{END} 'expired' WHERE {MINE} AND expires_at <= ecluse_now()"
-# A run's own lease: lost with the replica that worked on the run, if that died.
+# A run's own lease is lost if the replica that worked on the run has died.
 EXPIRE_ORPHANED = f"""
 {END} 'expired' WHERE {MINE} AND (expires_at <= ecluse_now()
     OR EXISTS (SELECT 1 FROM replicas r WHERE r.id = replica_id AND r.state = 'dead'))
 """  # noqa: S608 - our own names
 EXTEND = f"UPDATE leases SET replica_id = %s, expires_at = ecluse_now() + ttl WHERE {MINE}"  # noqa: S608 - our own names
-# The lease that a run has, extended by the replica that works on it, unless the ttl has passed or its replica has died.
+# Extends the lease that a run holds, for the replica that works on it, unless the ttl has passed or the former replica
+# has died.
 KEEP = f"""
 UPDATE leases l SET replica_id = %(replica)s, expires_at = ecluse_now() + ttl
 WHERE tenant_id = %(tenant)s AND key = %(key)s AND run_id = %(run)s AND ended_at IS NULL AND expires_at > ecluse_now()
@@ -140,12 +141,13 @@ async def acquire(
     replica: str | None = None,
     run_id: int | None = None,
 ) -> Lease | Held:
-    """Acquire the lease of (tenant, key) and return it; if another holder has it, return that as `Held`. A process gets
-    it for `ttl`, which the heartbeat of `replica` extends; the run `run_id`, of any tenant, gets it until the run ends,
-    and if it has the lease already, the same lease again. A run with a `ttl` is worked on by `replica`, whose heartbeat
-    extends it; if the ttl has passed, or the former replica has died, the run gets a new lease with the next `attempt`.
-    Raise RunEnded if that run is not open. Part of the caller's transaction, if there is one, so that a run and its
-    lease may be one commit."""
+    """Acquire the lease of (tenant, key) and return it; if another holder has it, return that as `Held`. Part of the
+    caller's transaction, if there is one, so that a run and its lease may be one commit.
+
+    Without `run_id`, a process gets the lease for `ttl`, which the heartbeat of `replica` extends. With `run_id` (a run
+    of any tenant), the run gets it until the run ends, and if it holds the lease already, the same lease again; raise
+    RunEnded if that run is not open. A run with a `ttl` is worked on by `replica`, whose heartbeat extends the lease;
+    if the ttl has passed, or the former replica has died, the run gets a new lease with the next `attempt`."""
     given = {"tenant": tenant, "key": key, "owner": owner, "ttl": ttl, "replica": replica, "run": run_id}
     # The usual case of a run with several items. The run need not be locked: its end ends its leases.
     if run_id is not None and ttl is not None and (row := await fetch_row(connection, KEEP, given)) is not None:
@@ -180,8 +182,9 @@ async def acquire(
 async def hold_for_runs(
     connection: Connection, wanted: Sequence[tuple[int, str, str]]
 ) -> dict[tuple[str, str], int | None]:
-    """Acquire leases (run, tenant, key) that runs hold until they end. The runs must be open, their rows locked or
-    inserted by the caller's transaction. Return the run that now holds each (tenant, key); None: a process holds it."""
+    """Acquire leases, given as (run id, tenant, key), that runs hold until they end. The caller's transaction has
+    inserted the runs, or locked them and found them open. Return the run that now holds each (tenant, key), which may
+    be another one; None: a process holds it."""
     first = {(tenant, key): run for run, tenant, key in reversed(wanted)}
     held: dict[tuple[str, str], int | None] = {}
     while left := {pair: run for pair, run in first.items() if pair not in held}:
@@ -194,7 +197,7 @@ async def hold_for_runs(
 
 
 async def holders(connection: Connection, tenant: str, keys: Collection[str]) -> dict[str, int | None]:
-    """Return the keys among these that are held in the tenant, each with the run that holds it (None: a process)."""
+    """Return the keys among `keys` that are held in the tenant, each with the run that holds it (None: a process)."""
     held = await _holders(connection, {(tenant, key) for key in keys})
     return {key: run for (_, key), run in held.items()}
 
@@ -208,8 +211,9 @@ async def _holders(connection: Connection, pairs: Collection[tuple[str, str]]) -
 
 
 async def still_mine(connection: Connection, lease: Lease) -> None:
-    """Lock the lease, or raise LeaseLost. Called before a write under the lease, in its transaction: no other holder
-    can take the lease before the commit. Lock order: runs → leases, like the end of a run."""
+    """Lock the lease until the end of the caller's transaction, so that no other holder can take it before. Raise
+    LeaseLost if it is no longer held. Called before a write under the lease, in the same transaction. Lock order: runs
+    → leases, like the end of a run."""
     if lease.run_id is not None:
         await lock_open(connection, [lease.run_id])
     if await fetch_row(connection, f"SELECT 1 FROM leases WHERE {MINE} FOR UPDATE", _mine(lease)) is None:  # noqa: S608
@@ -225,7 +229,7 @@ async def release(connection: Connection, lease: Lease) -> bool:
 
 async def force_release(connection: Connection, tenant: str, key: str, *, reason: str, by: str) -> bool:
     """Release a lease on behalf of the operator `by`: its holder cannot write under it any more. Return False if it is
-    not held."""
+    not held. Raise InvalidInput if the reason is empty."""
     if not reason.strip():
         raise InvalidInput("reason: required to release a lease by force; it is stored with the lease")
     async with connection.transaction():
@@ -241,7 +245,8 @@ async def force_release(connection: Connection, tenant: str, key: str, *, reason
 
 
 async def end_expired(pool: Pool) -> None:
-    """End the expired leases of processes that have died: those that no other holder has acquired since."""
+    """End the leases of processes whose ttl has passed (the process has died), and that no other holder has acquired
+    since. A periodic job."""
     async with pool.connection() as connection:
         await connection.execute(END_EXPIRED)
 

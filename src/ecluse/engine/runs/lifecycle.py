@@ -31,23 +31,23 @@ SELECT 1 FROM claims WHERE run_id = ANY(%s) AND stage = coalesce(%s, stage) ORDE
 
 
 class RunEnded(Exception):
-    """The run was ended from outside: its story stops, too."""
+    """The run has ended (by an operator, say), so its story stops, too."""
 
 
 async def load_runs(connection: Connection, run_ids: Collection[int]) -> list[Run]:
-    """Load the runs with these ids, ordered by id; ids without a run are left out."""
+    """Return the runs with these ids, ordered by id; ids without a run are left out."""
     return await fetch_all(connection, Run, LOAD, (list(run_ids),))
 
 
 async def load_run(connection: Connection, run_id: int) -> Run:
-    """Return the run; raise NotFound if it does not exist."""
+    """Return the run. Raise NotFound if it does not exist."""
     if not (found := await load_runs(connection, [run_id])):
         raise NotFound(f"There is no run {run_id}.")
     return found[0]
 
 
 async def has_ended(connection: Connection, run_id: int) -> bool:
-    """Return whether the run has ended; raise NotFound if it does not exist."""
+    """Return whether the run has ended. Raise NotFound if it does not exist."""
     ended = await fetch_value(connection, "SELECT ended_at IS NOT NULL FROM runs WHERE id = %s", (run_id,))
     if ended is None:
         raise NotFound(f"There is no run {run_id}.")
@@ -55,7 +55,8 @@ async def has_ended(connection: Connection, run_id: int) -> bool:
 
 
 class LockedRun(NamedTuple):
-    """The columns of a run that `lock_runs` reads; `selected` is None before its targets are selected."""
+    """The columns of a run that `lock_runs` reads; `selected`: the number of its targets, None before they are
+    selected."""
 
     status: str
     selected: int | None
@@ -63,13 +64,13 @@ class LockedRun(NamedTuple):
 
 
 async def lock_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, LockedRun]:
-    """Lock the runs, for a transaction that changes them or must not run beside their end; return the status of each,
-    by id. Runs that do not exist are left out."""
+    """Lock the runs until the end of the caller's transaction, which changes them or must not run beside their end.
+    Return the state of each, by id; runs that do not exist are left out."""
     return {row[0]: LockedRun(*row[1:]) for row in await fetch_rows(connection, LOCK_RUNS, (list(run_ids),))}
 
 
 async def keep_open(connection: Connection, run: Run) -> None:
-    """Lock the run, so that it cannot end before the caller's transaction does; raise RunEnded if it has ended. For
+    """Lock the run, so that it cannot end before the caller's transaction does. Raise RunEnded if it has ended. For
     work that a story starts outside its own items."""
     locked = (await lock_runs(connection, [run.id])).get(run.id)
     if locked is None or not locked.is_open:
@@ -78,18 +79,18 @@ async def keep_open(connection: Connection, run: Run) -> None:
 
 async def lock_open(connection: Connection, run_ids: Collection[int]) -> set[int]:
     """Lock the open runs among `run_ids`, which then stay open until the caller's transaction ends, and return their
-    ids. The lock is shared with other such callers."""
+    ids. Other such callers may hold the lock at the same time."""
     return set(await fetch_column(connection, LOCK_OPEN, (list(run_ids),)))
 
 
 async def lock_claims(connection: Connection, run_ids: Collection[int], stage: str | None = None) -> None:
-    """Lock the claims of a stage, or of all stages, of these runs; needed before items in flight are changed."""
+    """Lock the claims of a stage of these runs (None: of all stages). Needed before items in flight are changed."""
     await connection.execute(LOCK_CLAIMS, (list(run_ids), stage))
 
 
 async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
-    """Move the run from queued to running. Return False if it was running already (a replay); raise ForbiddenTransition
-    if it has ended."""
+    """Change the run's status from queued to running, and log it. Return False if it was running already (a replay).
+    Raise ForbiddenTransition if it has ended."""
     async with connection.transaction():
         status = (await lock_runs(connection, [run.id]))[run.id].status
         if flow.statuses.meaning[status] is State.RUNNING:
@@ -100,15 +101,15 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
 
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
-    """Move runs that the current transaction has inserted from queued to running. No lock is needed: other transactions
-    do not see them yet."""
+    """Change the status of runs that the current transaction has inserted from queued to running. No lock is needed:
+    other transactions do not see them yet."""
     await set_status(connection, flow, [StatusChange(run, flow.statuses.initial, State.RUNNING) for run in queued])
     for run in queued:
         run.trace.start(f"run-{flow.name}", event_key=run.event_key)
 
 
 async def set_phase(connection: Connection, run: Run, phase: str) -> None:
-    """Store the phase of an open run, which is shown to people."""
+    """Store the phase of an open run, which is shown to people; an ended run is left unchanged."""
     await connection.execute(
         "UPDATE runs SET phase = %s WHERE id = %s AND ended_at IS NULL AND phase IS DISTINCT FROM %s",
         (phase, run.id, phase),
@@ -116,7 +117,7 @@ async def set_phase(connection: Connection, run: Run, phase: str) -> None:
 
 
 async def note_errors(connection: Connection, run: Run, details: Mapping[str, Any]) -> None:
-    """Merge errors that did not end the run into its `error_details`; the end of the run keeps them."""
+    """Merge errors that did not end the run into its `error_details`, which stay there after its end."""
     await connection.execute(
         "UPDATE runs SET error_details = coalesce(error_details, '{}') || %s::jsonb WHERE id = %s",
         (as_json(details), run.id),
@@ -124,8 +125,9 @@ async def note_errors(connection: Connection, run: Run, details: Mapping[str, An
 
 
 class StatusChange(NamedTuple):
-    """A status change of a run, from `from_status` to the flow's status for `state`, or for `shown` where the flow
-    shows another state than the run's own (`states.ended_as`). `facts`: further columns that are set with it."""
+    """A status change of a run, from `from_status` to the flow's word for `state`; or for `shown`, where the flow shows
+    another state than the run's own (`states.ended_as`). `facts`: further columns that are set with it; with
+    `end_cause` among them, the run ends."""
 
     run: Run
     from_status: str
@@ -163,7 +165,7 @@ SELECT pg_notify('{ENDED_CHANNEL}', id::text) FROM moved JOIN m ON m.run = moved
 
 
 def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the facts of a status change as they are written to the run's log."""
+    """Return the facts of a status change as they are written to the run's log; None if there are none."""
     if "end_cause" in facts:
         return {**facts, "end_cause": cause_in_words(facts["end_cause"])}
     return facts or None
@@ -171,7 +173,8 @@ def _noted(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 async def set_status(connection: Connection, flow: Flow, moves: Sequence[StatusChange]) -> list[str]:
     """Change the status of these runs of `flow`, each only if it still has its `from_status`, and log it; return the
-    new statuses in the same order. Raises ForbiddenTransition if the flow does not allow a change."""
+    new statuses in the same order. Raise ForbiddenTransition if the flow does not allow a change. The caller has locked
+    or inserted the runs, so that no status changes in between."""
     statuses, rows = [], []
     for run, from_status, state, facts, shown in moves:
         to_status = flow.statuses.status(shown or state, after=from_status)

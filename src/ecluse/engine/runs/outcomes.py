@@ -19,7 +19,7 @@ FEW = 500  # targets
 
 
 class Settled(NamedTuple):
-    """The outcome of a target before its run has ended. `reason` says why it failed or is ignored."""
+    """The outcome of a target that is settled before its run has ended. `reason` says why it failed or is ignored."""
 
     target: str
     outcome: Literal["successful", "failed", "ignored"]
@@ -36,7 +36,7 @@ WHERE o.run_id = %s AND o.target = t.target AND o.outcome IS NULL AND r.id = o.r
 
 async def settle_targets(connection: Connection, run: Run, settled: Sequence[Settled]) -> int:
     """Settle targets of an open run for good, for a flow that knows their outcome early; return the number of targets
-    settled. Targets that have an outcome, and all targets of a run that has ended, stay unchanged."""
+    settled. Targets that have an outcome, and all targets of a run that has ended, stay unchanged. Locks the run."""
     rows = [one._replace(reason=storable(one.reason))._asdict() if one.reason else one._asdict() for one in settled]
     async with connection.transaction():
         await lock_runs(connection, [run.id])
@@ -81,7 +81,7 @@ WHERE o.run_id = ANY(%(runs)s) AND e.run_id = o.run_id AND e.target = o.target A
 
 
 def of_unfinished(end: RunEnd) -> tuple[str, str]:
-    """Return the error code and the reason of targets that have no outcome when their run ends."""
+    """Return the error code and the reason of targets that are not finished when their run ends."""
     if end.cause == "normal":
         return "NOT_PROCESSED", "No work was done for this target"
     if end.cause == "operator":
@@ -97,7 +97,7 @@ async def settle_outcomes(
     connection: Connection, flow: Flow, run_ids: Collection[int], end: RunEnd, selected: int
 ) -> None:
     """Settle the targets of these ending runs that have no outcome yet, in the transaction that ends the runs.
-    `selected` is the number of all their targets."""
+    `selected`: the number of all targets of these runs, with or without an outcome."""
     code, reason = of_unfinished(end)
     rest = {"code": code, "reason": reason}
     given = {"runs": list(run_ids), "normal": end.cause == "normal", "last": flow.last_stages, **rest}

@@ -1,4 +1,4 @@
-"""Redrives: a new run over targets that failed in an ended one. The choice of the targets, its preview and its refusals
+"""Redrives: a new run over targets that failed in an ended run. The choice of the targets, its preview and its refusals
 are the same for every flow; the flow decides how the new run is started (`Flow.redrive`)."""
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ STATUS = "SELECT status, ended_at IS NOT NULL FROM runs WHERE id = %s"
 
 
 class FailedTarget(NamedTuple):
-    """A target that failed or was cancelled. `cause` and `why` are set if it cannot succeed as it is: the error code
-    and the text of the failure. `healed_in` is the latest redrive in which it has succeeded since."""
+    """A target that failed or was cancelled. `cause` and `why` (the error code and the text of the failure) are set if
+    it cannot succeed unless it is changed. `healed_in`: the latest redrive in which it has succeeded since."""
 
     target: str
     error_code: str | None
@@ -70,7 +70,8 @@ class FailedTarget(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choice of the failed targets to repeat; `outcome` "failed" leaves out cancelled ones."""
+    """The choice of the failed targets to repeat. `outcome`: "failed" leaves out cancelled targets, "cancelled" all
+    others. `leave_out_hopeless` leaves out targets that cannot succeed unless they are changed."""
 
     outcome: Which = "failed"
     error_code: str | None = None
@@ -93,8 +94,8 @@ class Choice(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """The estimated effort of a redrive, as far as it is known: calls that cost time or money, by kind, seconds and
-    cost. `without_cost` are the kinds of calls whose cost is not known, and not included."""
+    """The estimated effort of a redrive, as far as it is known: calls that cost time or money (their number by kind),
+    seconds and cost. `without_cost`: the kinds of calls whose cost is unknown and not included."""
 
     calls: dict[str, int] = {}  # noqa: RUF012 - never changed
     seconds: float | None = None
@@ -103,8 +104,7 @@ class Estimate(NamedTuple):
 
 
 class Redrive:
-    """The way in which a flow repeats failed targets of a run, in a new run that is linked to it. To be subclassed by
-    flows."""
+    """The way in which a flow repeats failed targets of a run, in a new run that is linked to it. Flows subclass it."""
 
     most: int = 50_000  # targets that one redrive takes
 
@@ -117,12 +117,13 @@ class Redrive:
     async def start(
         self, connection: Connection, flow: Flow, run: Run, targets: Sequence[str], correlation_id: str | None
     ) -> Started:
-        """Start the new run; defined by each flow. While that run is open, a repeated start must return it."""
+        """Start the new run, and return it; each flow defines this. While that run is open, a repeated start must
+        return it."""
         raise NotImplementedError
 
 
 async def _failed(connection: Connection, how: Redrive, run: Run) -> list[FailedTarget]:
-    """Return the failed targets of the run, each with the redrive in which it has succeeded since."""
+    """Return the failed targets of the run, each with the latest redrive in which it has succeeded since."""
     healed = dict(await fetch_rows(connection, SUCCEEDED_SINCE, (run.id,)))
     return [one._replace(healed_in=healed.get(one.target)) for one in await how.failed(connection, run)]
 
@@ -134,8 +135,8 @@ async def failed_targets(connection: Connection, run: Run, statement: str = FAIL
 async def redrive(
     connection: Connection, flow: Flow, run: Run, choice: Choice, *, correlation_id: str | None = None
 ) -> Started:
-    """Repeat the chosen targets of an ended run in a new run. While that one is open, a second request returns it.
-    Raise Conflict if the run is open, or no target is chosen."""
+    """Repeat the chosen targets of an ended run, at most `Redrive.most` of them, in a new run. While that run is open,
+    a second request returns it. Raise Conflict if the run is open, no target is chosen, or the flow has no redrives."""
     how = redrive_of(flow)
     async with connection.transaction():
         await _ended(connection, run)
@@ -144,8 +145,8 @@ async def redrive(
 
 
 async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice: Choice) -> dict[str, Any]:
-    """Return the preview of a redrive: the chosen targets by error code, and the estimate of its calls, time and
-    cost."""
+    """Return the preview of a redrive: the chosen targets by error code, and the estimate of its calls, time and cost.
+    Raise Conflict if the run is open."""
     await _ended(connection, run)
     failed = await _failed(connection, how, run)
     taken = [one.target for one in failed if choice.takes(one)][: how.most]
@@ -163,9 +164,9 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
 
 
 def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
-    """Return the counts for the preview of a redrive: failed and cancelled targets, those that match the filter and
-    have succeeded since, and of the chosen ones, their number by error code and the number that cannot succeed as they
-    are, by cause."""
+    """Return the counts for the preview of a redrive: failed and cancelled targets; targets that match the choice and
+    have succeeded since; and of the chosen ones, the number by error code, and the number that cannot succeed unless
+    they are changed, by cause."""
     healed = [one.healed_in for one in failed if one.healed_in is not None and choice.matches(one)]
     wanted = [one for one in failed if choice.wants(one)]
     hopeless = [one for one in wanted if one.cause]
@@ -183,7 +184,7 @@ def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
 
 
 def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
-    """Return the targets to repeat; if there are none, raise Conflict with the reason."""
+    """Return the targets to repeat. If there are none, raise Conflict, which says why."""
     if taken := [one.target for one in failed if choice.takes(one)]:
         return taken
     view = overview(failed, choice)
@@ -209,7 +210,7 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
 
 
 def _grouped(rows: Iterable[tuple[str | None, str, str | None]]) -> list[dict[str, Any]]:
-    """Count targets by code, the most frequent first; the first target of each code is its example."""
+    """Count targets by error code, the most frequent first; the first target of each code is its example."""
     found: dict[str | None, dict[str, Any]] = {}
     for code, target, why in rows:
         group = found.setdefault(code, {"error_code": code, "count": 0, "target": target, "error": why})
@@ -218,6 +219,7 @@ def _grouped(rows: Iterable[tuple[str | None, str, str | None]]) -> list[dict[st
 
 
 def redrive_of(flow: Flow) -> Redrive:
+    """Return how the flow repeats failed targets. Raise Conflict if its runs cannot be redriven."""
     if flow.redrive is None:
         instead = flow.not_by_hand or f"Start a new run of it: `ecluse runs start {flow.name}`, or POST /api/runs."
         raise Conflict(f"Runs of flow {flow.name} cannot be redriven. {instead}", code="NO_REDRIVE")
@@ -225,6 +227,7 @@ def redrive_of(flow: Flow) -> Redrive:
 
 
 async def _ended(connection: Connection, run: Run) -> None:
+    """Raise Conflict if the run is still open."""
     ((status, ended),) = await fetch_rows(connection, STATUS, (run.id,))
     if not ended:
         why = f"Run {run.id} is still open ({status}): it can be redriven once it has ended."

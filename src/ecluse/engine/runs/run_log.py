@@ -12,7 +12,7 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_value
 
-# Equal failures of a run are one row. The columns `stage`, `code` and `message` must be in scope.
+# Equal failures of a run are one row. `stage`, `code` and `message` must be in scope where it is used.
 FOLD = "sha256(convert_to(concat_ws(chr(10), stage, code, message), 'UTF8'))"
 ADD_UP = """
 ON CONFLICT (run_id, fold) WHERE fold IS NOT NULL DO UPDATE SET count = l.count + excluded.count,
@@ -53,5 +53,6 @@ async def write(
 async def write_failure(
     connection: Connection, run_id: int, stage: str, code: str, message: str, target: str, event_id: str
 ) -> None:
-    """Write the failure of one item to the run's log, or count it in the row of an equal failure."""
+    """Write the failure of one item to the run's log, or count it in the row of an equal failure (same stage, code and
+    message)."""
     await connection.execute(FAILURE, (run_id, stage, code, storable(message), target, event_id))

@@ -2,8 +2,7 @@
 
 A story dispatches the items of its run in statements that commit one by one, so that the first items are executed while
 the rest is still being inserted. Runs that are only items have a stage opened in the transaction that inserts them, or
-in the commit of the stage before: a handful of statements, however many runs.
-"""
+in the commit of the previous stage: a few statements, however many runs."""
 
 from __future__ import annotations
 
@@ -71,13 +70,14 @@ async def fan_out(
     priority: Priority = "normal",
 ) -> int:
     """Open the stage of a run with a story and dispatch its items, `chunk` rows per statement; return the number of
-    items that it then has. A replay adds the missing items."""
+    items that it then has. A replay adds the missing items. Raise RunEnded if the run has ended."""
     is_new = await _open_in_story(connection, run, stage)
     return (await _dispatch(connection, stage, [(run, new)], is_new, chunk, priority))[run.id]
 
 
 async def open_units(connection: Connection, run: Run, stage: Stage) -> None:
-    """Open a stage whose work is done by other runs, in a run with a story: it has units instead of items."""
+    """Open a stage whose work is done by other runs, in a run with a story: it has units instead of items. Raise
+    RunEnded if the run has ended."""
     await _open_in_story(connection, run, stage, units=0)
 
 
@@ -114,8 +114,8 @@ async def give_up(
     due_before: datetime | None = None,
     keys: Collection[str] | None = None,
 ) -> int:
-    """Fail the unclaimed items in a stage of these runs, with this error code and text; return their number. A sweep
-    then ends the runs. `due_before`: only items that are due by then; `keys`: only items with these keys."""
+    """Fail the waiting (unclaimed) items in a stage of these runs, with this error code and text; return their number.
+    A sweep then ends the runs. `due_before`: only items that are due by then; `keys`: only items with these keys."""
     async with connection.transaction():
         await lifecycle.lock_runs(connection, run_ids)
         given_up = await items.fail_waiting(
@@ -126,13 +126,13 @@ async def give_up(
 
 
 async def wake_workers(connection: Connection) -> None:
-    """Notify all workers, on commit of the caller's transaction, to claim items at once."""
+    """Notify all workers to claim items at once, when the caller's transaction is committed."""
     await connection.execute("SELECT pg_notify(%s, '')", (items.WORK_CHANNEL,))
 
 
 async def raise_budgets(connection: Connection, flows: Iterable[Flow]) -> None:
     """Raise the retry budgets of the stages of open runs to the budgets that these flows declare: another version of
-    this program may have opened them with smaller ones. Called at the start of a worker."""
+    this program may have opened them with smaller ones. Called when a worker starts."""
     budgets = [(flow.name, stage.name, stage.retry.executions) for flow in flows for stage in flow.stages]
     columns = [list(column) for column in zip(*budgets, strict=True)] or [[], [], []]
     await connection.execute(RAISE_BUDGETS, columns)
@@ -150,8 +150,8 @@ async def _open_in_story(connection: Connection, run: Run, stage: Stage, units: 
 async def _open(
     connection: Connection, run_ids: Sequence[int], stage: Stage, *, rounds: int = 0, units: int | None = None
 ) -> set[int]:
-    """Insert the stage for the open runs among `run_ids` that do not have it; return their ids. `rounds`: further
-    rounds, which only the gate of a story opens."""
+    """Insert the stage for the open runs among `run_ids` that do not have it; return their ids. `rounds`: the number of
+    further rounds, which only the gate of a story opens; `units`: the number of units, for a stage without items."""
     limits = {"budget": stage.retry.executions, "rounds": rounds, "max_wait": stage.max_wait, "units": units}
     given = {"runs": list(run_ids), "stage": stage.name, "lane": stage.lane.name, **limits}
     return set(await fetch_column(connection, OPEN, given))
@@ -165,8 +165,8 @@ async def _dispatch(
     chunk: int,
     priority: Priority,
 ) -> dict[int, int]:
-    """Insert the items of an open stage, of one or many runs, and log it; return the number of items that each run then
-    has. `is_new`: the stage has just been opened, and has no items."""
+    """Insert the items of an open stage, for one or many runs, and log it; return the number of items that each run
+    then has, by run id. `is_new`: the stage has just been opened, and has no items."""
     flow, event = wanted[0][0].flow, event_of(wanted[0][0], stage)
     rows = [(run.id, item) for run, new in wanted for item in new]
     lane_ids = await put_lanes(connection, _lanes_of(stage, wanted))
@@ -185,8 +185,8 @@ async def _dispatch(
 
 
 def _lanes_of(stage: Stage, wanted: Iterable[tuple[Run, Sequence[NewItem]]]) -> set[Lane]:
-    """Return the lanes that the items name. Raise ValueError if one is not beneath the stage's, or is of another tenant
-    than its run."""
+    """Return the lanes that the items name. Raise ValueError if one is not beneath the stage's lane, or belongs to
+    another tenant than its run."""
     found = {(run.tenant_id, item.lane) for run, new in wanted for item in new if item.lane is not None}
     for tenant, lane in found:
         if not lane.name.startswith(f"{stage.lane.name}/"):

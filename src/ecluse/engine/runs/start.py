@@ -1,5 +1,5 @@
-"""Start of runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead
-runs; runs of a flow without a story have their first stage opened in the same transaction."""
+"""Starting runs: insert one row per event key, in the caller's transaction. Its commit wakes the workers that lead
+runs; for runs of a flow without a story, the first stage is opened in the same transaction."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ TENANT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Started:
-    """The result of a start: the run, and whether it is a new one."""
+    """The result of a start: the run, and whether it existed already."""
 
     run: Run
-    deduplicated: bool  # the key existed: this is the run that it started then, and no new run was started
+    deduplicated: bool  # the event key existed: `run` is the run of that key, and no new run was started
 
 
 class KeyTaken(Conflict):
-    """The event key of a start is that of an open run which is of another flow or schedule: not a repetition."""
+    """Raised if the event key of a start is that of a run of another flow or schedule, so that the start is not a
+    repetition."""
 
     code = "KEY_TAKEN"
 
@@ -46,7 +47,8 @@ class KeyTaken(Conflict):
 
 @dataclass(frozen=True)
 class Start:
-    """A request to start a run. The event key names the decision to run, which makes a second start idempotent."""
+    """A request to start a run. `event_key` names the decision to run; a second start with the same key starts no
+    second run."""
 
     flow: Flow
     event_key: str
@@ -95,15 +97,15 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 
 
 async def start_run(connection: Connection, start: Start) -> Started:
-    """Start one run, as `start_runs` does."""
+    """Start one run in the caller's transaction if there is one, and return it. Raises what `start_runs` raises."""
     return (await start_runs(connection, [start]))[0]
 
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
     """Start runs in few statements, in the caller's transaction if there is one, and return them in the order of
-    `starts`. One invalid start fails them all (InvalidInput), and so does a key that names a run of another flow or
-    schedule (KeyTaken). A worker takes the new runs that have a story when the transaction is committed
-    (`lead/new_runs.py`)."""
+    `starts`; if an event key exists already, its run is returned instead. All starts fail if one input, key or tenant
+    is invalid (InvalidInput), or if a key is that of a run of another flow or schedule (KeyTaken). A worker takes the
+    new runs that have a story when the transaction is committed (`lead/new_runs.py`)."""
     wanted = {(start.tenant_id, start.event_key): start for start in starts}
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}
@@ -132,15 +134,15 @@ async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[St
 
 
 def _check_same(started: Started, start: Start) -> None:
-    """Raise KeyTaken if the key was known and does not name the same decision: a run of this flow and schedule."""
+    """Raise KeyTaken if the start found a run of its key that is of another flow or schedule."""
     run = started.run
     if started.deduplicated and (run.flow, run.schedule_id) != (start.flow.name, start.schedule_id):
         raise KeyTaken(run)
 
 
 async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run]) -> None:
-    """Begin runs of a flow without a story: open their first stage, and end the runs with nothing to do, which no
-    finished item would ever end."""
+    """Begin runs of a flow without a story: open their first stage, and end the runs that have nothing to do, because
+    no finished item would ever end them."""
     await lifecycle.begin_runs(connection, flow, begun)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
@@ -159,7 +161,7 @@ async def _repetitions(connection: Connection, keys: Collection[tuple[str, str]]
 
 async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tuple[Started, bool]]:
     """Insert runs for these rows, or find the runs that have their event keys already; return each with whether it has
-    ended."""
+    ended. Raise InvalidInput if the database refuses the data."""
     given = {"rows": _as_json(rows), "what": "started"}
     try:
         new = await fetch_all(connection, Run, INSERT, given)
@@ -209,7 +211,7 @@ def check_tenant_name(tenant_id: str) -> None:
 
 
 def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the input of a run as validated by the flow's model, with defaults filled in; raise InvalidInput if it is
+    """Return the input of a run as validated by the flow's model, with defaults filled in. Raise InvalidInput if it is
     invalid."""
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")

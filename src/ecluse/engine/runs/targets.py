@@ -1,4 +1,4 @@
-"""The targets of a run: select them, and list the ones that the next stage works on. `outcomes.py` settles them."""
+"""The targets of a run: select them, and list those that the next stage works on. `outcomes.py` settles them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ SELECT id FROM chosen
 
 
 async def select(connection: Connection, targets: Mapping[int, Sequence[NewItem]]) -> None:
-    """Store the targets of runs, each with an open outcome; `targets` has the items of each run, by run id. Decided
-    once per run: a replay keeps the first selection."""
+    """Store the targets of runs, each with an open outcome, and write the event `selected`. `targets` has the items of
+    each run, by run id; an item's target is its `target` or its key. Runs that have selected targets before (a replay)
+    or have ended are left unchanged."""
     given = {
         "runs": list(targets),
         "run_of": [run_id for run_id, items in targets.items() for _ in items],

@@ -1,4 +1,4 @@
-"""Units: the things that a gate counts in a stage whose work is done by other runs."""
+"""Units: what a gate counts in a stage whose work is done by other runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecluse.engine.model.flow import Run
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts of a stage's units; `failed_for_good` counts the failed ones that a further round would not help."""
+    """The counts of a stage's units. `failed_for_good`: the part of `failed` that a further round would not help."""
 
     expected: int
     succeeded: int
@@ -28,8 +28,8 @@ KEEP = "UPDATE stages SET units = %s, progress = %s, units_failed = %s WHERE run
 
 async def keep_counts(connection: Connection, count: CountUnits, ending: Sequence[Run]) -> None:
     """Count the units of these runs, which are about to end, and store the counts with their open stages, where pages
-    and API read them: nothing counts them after the end. `count` is the flow's own (`Flow.units`). Called in the
-    transaction that ends the runs, before their targets are settled."""
+    and API read them: nothing counts them after the end. `count` is `Flow.units`. Called in the transaction that ends
+    the runs, before their targets are settled."""
     by_id = {run.id: run for run in ending}
     for run_id, stage in await fetch_rows(connection, OPEN_STAGES, (list(by_id),)):
         found = await count(connection, by_id[run_id])

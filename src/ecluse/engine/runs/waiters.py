@@ -1,5 +1,5 @@
-"""Waiters: which run is waited for, by which run and for which of its targets, or by a person. These rows are the tree
-of a run: figures about a parent's work include the runs that it waits for."""
+"""Waiters: which run is waited for, and by whom: another run, for one of its targets, or a person. These rows are the
+tree of a run: figures about a parent's work include the runs that it waits for."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ UPDATE runs SET ending = true WHERE id IN (
 
 
 class Waiter(NamedTuple):
-    """A run that is waited for and its waiter. `waiter_run_id` None is a person; `target` is the target of the waiting
-    run for which it waits."""
+    """A run that is waited for, and its waiter. `waiter_run_id` None: a person waits. `target`: the target of the
+    waiting run for which it waits."""
 
     run_id: int
     waiter_run_id: int | None
@@ -60,7 +60,7 @@ class Waiter(NamedTuple):
 
 
 async def put_waiters(connection: Connection, waiters: Sequence[Waiter]) -> None:
-    """Insert waiters, in the transaction that starts the awaited runs or finds them running. Existing rows stay as they
-    are."""
+    """Insert waiters, in the transaction that starts the awaited runs or finds them running. Waiters that exist already
+    are left unchanged."""
     if waiters:
         await connection.execute(PUT, (as_json([one._asdict() for one in waiters]),))
