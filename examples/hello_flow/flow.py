@@ -1,10 +1,10 @@
-"""Hello, Ecluse: the path of one article.
+"""Hello, Ecluse: a run over articles of a price list.
 
-It is selected (so the run answers for it), waits in the price list's lane, is read by the next worker with a free slot,
-and its price is stored in the same commit that finishes the item. If the input asks for it, its price is then raised
-and a twin of it created at the vendor: one write of each of the two kinds. An article that is gone upstream is ignored;
-an item that does not succeed within its retry budget fails; the run ends completed, partial or failed accordingly.
-"""
+Each article is a target: the run must give it an outcome. Its item waits in the price list's lane until a worker with a
+free slot reads the price, which is stored in the commit that finishes the item. If the input asks for it, the price is
+then raised, and a twin of the article created, at the vendor: one write of each of the two kinds. An article that is
+gone upstream is ignored; an item that does not succeed within its retry budget fails; the run ends completed, partial
+or failed accordingly."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ TWIN = stage("twin", KeyedWrite(wanted=twin, send=create_twin, quiet=QUIET, reme
 
 
 class Input(BaseModel):
-    """The first `articles` of the catalogue, or exactly the `skus` given. Nothing is written at the vendor unless
-    prices are to be raised or twins to be created."""
+    """The input of a run: the first `articles` of the catalogue, or exactly the `skus` given. Nothing is written at the
+    vendor unless prices are to be raised (`raise_percent`) or twins to be created (`twins`)."""
 
     model_config = ConfigDict(extra="forbid")  # a typo must not silently become a default
 
@@ -94,7 +94,8 @@ async def chosen(_: Connection, run: Run) -> Sequence[NewItem]:
 
 
 async def raised(connection: Connection, run: Run) -> Sequence[NewItem]:
-    """Return the new price of each article: computed once, from the price that was read, and stored with the item."""
+    """Return one item per open target with its new price, which is computed once, from the price that was read, and
+    stored with the item."""
     factor = 1 + Input.model_validate(run.input).raise_percent / 100
     prices = await prices_of(connection, run, [item.key for item in await open_targets(connection, run)])
     return [NewItem(sku, payload={"price": str(round(price * factor, 2))}) for sku, price in prices]

@@ -1,4 +1,5 @@
-"""The work on one item, and the saving of a batch of results. Retries, waiting, status and commits are elsewhere."""
+"""The work on one item, and the saving of a batch of results. Retries, waiting, status and commits are left to the
+engine."""
 
 from __future__ import annotations
 

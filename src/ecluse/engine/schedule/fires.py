@@ -1,4 +1,5 @@
-"""Due instants of flows that fire without runs: each flow is called once per batch, with all its instants."""
+"""Firing of due instants for flows that fire without runs: each flow is called once per batch, with all its
+instants."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ Decided = Sequence[tuple[Schedule, Decision]]
 
 
 async def fire_without_runs(connection: Connection, flows: Mapping[str, Flow], decided: Decided) -> Decided:
-    """Fire the due instants of flows with `fire`. Return the decisions, those instants with the flow's reference, or
-    skipped or failed as the flow says."""
+    """Fire the due instants of flows that have a `fire`. Return all decisions; those of fired instants are changed:
+    they have the flow's reference, or are skipped or failed if the flow says so."""
     due: dict[str, list[DueInstant]] = defaultdict(list)
     for one, decision in decided:
         if decision.fires is not None and flows[one.flow].fire is not None:
@@ -37,7 +38,8 @@ def _as_fired(decision: Decision, result: FiredAs | NotFired | None) -> Decision
 
 
 async def pass_on_unfired(connection: Connection, flows: Mapping[str, Flow], decided: Decided) -> None:
-    """Call `Flow.on_unfired` with the latest instants that were not fired."""
+    """Call `Flow.on_unfired` of each flow that has one, with the latest due instants of its schedules that were not
+    fired."""
     unfired: dict[str, list[Unfired]] = defaultdict(list)
     for one, decision in decided:
         latest = decision.slots[-1] if decision.slots else None

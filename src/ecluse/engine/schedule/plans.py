@@ -1,7 +1,7 @@
 """Schedules with their plans: one way to create, change, delete and fire the schedules of every flow. A plan is the
 content of a schedule besides its name and its timetable; by default it is the input of the runs."""
 
-# ruff: noqa: ARG002 - the hooks take what a flow with tables of its own needs
+# ruff: noqa: ARG002 - the hooks take arguments that a flow with tables of its own needs
 
 from __future__ import annotations
 
@@ -32,21 +32,25 @@ TIMETABLE = tuple(one.name for one in fields(NewSchedule) if one.name not in ("f
 
 
 class Fired(NamedTuple):
+    """A run that was started by hand from a schedule, and warnings for the person who started it."""
+
     started: Started
     warnings: list[str]
 
 
 class Plans:
-    """Storage of the plans of a flow's schedules: by default in `schedules.input`. A flow with tables of its own for
-    them overrides the methods (`Flow.plans`). `known` is a plan as `load` returns it."""
+    """Storage of the plans of a flow's schedules: by default in `schedules.input`. A flow that stores them in its own
+    tables overrides the methods (`Flow.plans`). `known` is a plan as `load` returns it."""
 
     def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
-        """Validate a plan given for a new schedule, and return it as the flow's model."""
+        """Validate a plan given for a new schedule, and return it as the flow's model. Raise InvalidInput if it is
+        invalid, or the flow cannot be scheduled."""
         check_schedulable(flow)
         return parsed(flow.plan or flow.input, given)
 
     def changed(self, flow: Flow, known: Any, given: Mapping[str, Any]) -> Any:
-        """Return the known plan with the given fields replaced."""
+        """Return the known plan with the given fields replaced, as the flow's model. Raise InvalidInput if it is
+        invalid."""
         return self.parsed(flow, {**known, **given})
 
     def input(self, plan: Any) -> Row:
@@ -55,6 +59,7 @@ class Plans:
         return found
 
     async def load(self, connection: Connection, row: Row) -> Any:
+        """Return the plan of a schedule; `row` has the columns of the schedule."""
         return row["input"]
 
     async def shown(self, connection: Connection, row: Row) -> Row:
@@ -65,7 +70,7 @@ class Plans:
     async def save(
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Any, known: Any | None
     ) -> Row:
-        """Check and store the plan of a schedule that has just been created (`known` is None) or changed, in the same
+        """Check and store the plan of a schedule that has just been created (`known` None) or changed, in the same
         transaction. Return the fields that only this answer shows, such as a new secret. By default nothing is stored:
         the plan is the input of the runs."""
         return {}
@@ -76,7 +81,8 @@ class Plans:
     async def fire(
         self, connection: Connection, flow: Flow, row: Row, instead: Mapping[str, Any] | None, correlation_id: str
     ) -> Fired:
-        """Start a run of the schedule now. The fields in `instead` replace those of the plan, for this run only."""
+        """Start a run of the schedule now. The fields in `instead` replace those of the plan, for this run only. Raises
+        what `fire_by_hand` raises."""
         given = None if instead is None else self.input(self.changed(flow, await self.load(connection, row), instead))
         started = await fire_by_hand(
             connection,
@@ -97,7 +103,8 @@ def plans_of(flow: Flow) -> Plans:
 
 
 def parsed(model: type[M], given: Mapping[str, Any]) -> M:
-    """Validate a plan, or changes to one; raise InvalidInput that names the invalid fields."""
+    """Validate a plan, or changes to one, and return it as the model. Raise InvalidInput, which names the invalid
+    fields."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -105,25 +112,32 @@ def parsed(model: type[M], given: Mapping[str, Any]) -> M:
 
 
 class Created(NamedTuple):
+    """A new schedule: its id, and the fields that are shown only in the answer to its creation."""
+
     id: int
     once: Row  # secrets that are shown in this answer only
 
 
 async def create_planned(connection: Connection, new: NewSchedule, plan: Any) -> Created:
+    """Create a schedule with its plan, in one transaction. Raise InvalidInput if a column or the plan is invalid,
+    Conflict if the name is taken."""
     plans = plans_of(new.flow)
     async with connection.transaction():
         schedule_id = await create_schedule(connection, replace(new, input=plans.input(plan)))
         return Created(schedule_id, await plans.save(connection, schedule_id, new, plan, None))
 
 
-# Of the schedule's row and its plan: the columns to change, and the plan as it is to be.
+# Takes a schedule's row and its plan; returns the columns to change, and the new plan.
 Changing = Callable[[Row, Any], tuple[Mapping[str, Any], Any]]
 
 
 async def change_planned(
     connection: Connection, flow: Flow, tenant_id: str, schedule_id: int, changing: Changing
 ) -> Row:
-    """Change a schedule and its plan; return the fields that only this answer shows, such as a new secret."""
+    """Change a schedule and its plan, in one transaction: `changing` gets the schedule's row and its plan, and returns
+    the columns to change and the new plan. Return the fields that only this answer shows, such as a new secret. Raise
+    NotFound if the tenant has no such schedule, InvalidInput if a column or the plan is invalid, Conflict if the name
+    is taken."""
     plans = plans_of(flow)
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
@@ -138,7 +152,8 @@ async def change_planned(
 async def delete_planned(
     connection: Connection, plans: Plans, tenant_id: str, schedule_id: int, *, flow: Flow | None = None
 ) -> None:
-    """Delete a schedule. Its runs and slots stay, its name is free again; an open run is not stopped."""
+    """Delete a schedule. Its runs and slots stay, an open run is not stopped, and its name can be used again. `flow`:
+    its flow, whose `on_unfired` is called. Raise NotFound if the tenant has no such schedule."""
     async with connection.transaction():
         await delete_schedule(connection, tenant_id, schedule_id, flow=flow)
         await plans.forget(connection, schedule_id)

@@ -1,6 +1,6 @@
 """Schedules: create, change, list and fire them. A schedule is due only for instants after it was created, enabled or
-given another timetable; an instant that was due just before such a change and was not fired becomes a slot with the
-reason."""
+given another timetable. An instant that was due just before such a change and was not fired becomes a skipped slot with
+the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class NewSchedule:
-    """The columns of a schedule that people set. Without a cron it is started by hand only."""
+    """The columns of a schedule that people set. `cron` None: the schedule is started by hand only."""
 
     flow: Flow
     name: str
@@ -45,7 +45,8 @@ class NewSchedule:
     tenant_id: str = "default"
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns as they are stored; raise InvalidInput if one is invalid."""
+        """Return the columns as they are stored. Raise InvalidInput if one is invalid, or the flow cannot be
+        scheduled."""
         check_schedulable(self.flow)
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"name: must be 1 to {LONGEST_NAME} characters, without NUL")
@@ -61,6 +62,7 @@ class NewSchedule:
 
 
 def check_schedulable(flow: Flow) -> None:
+    """Raise InvalidInput if the flow cannot have schedules."""
     if not flow.schedulable:
         raise InvalidInput(f"flow: {flow.name} cannot be scheduled, because its runs are only items")
 
@@ -96,7 +98,7 @@ SELECT %s, due_at, %s, 'skipped', %s, %s FROM unnest(%s::timestamptz[]) AS due_a
 
 
 async def create_schedule(connection: Connection, new: NewSchedule) -> int:
-    """Create a schedule and return its id. Raises InvalidInput if a column is wrong, Conflict if the name is taken."""
+    """Create a schedule and return its id. Raise InvalidInput if a column is invalid, Conflict if the name is taken."""
     columns = new.columns()
     now = await fetch_now(connection)
     columns |= {"handled_until": now, "created_at": now, "updated_at": now, "zone_rules": ZONE_RULES}
@@ -110,8 +112,8 @@ async def create_schedule(connection: Connection, new: NewSchedule) -> int:
 
 
 async def update_schedule(connection: Connection, tenant_id: str, schedule_id: int, new: NewSchedule) -> None:
-    """Replace all columns of a schedule that people set, except its tenant. Raise InvalidInput, Conflict or
-    NotFound."""
+    """Replace all columns of a schedule that people set, except its tenant. Raise InvalidInput if a column is invalid,
+    Conflict if the name is taken, NotFound if the tenant has no such schedule."""
     why = "the schedule was changed before it was fired"
     await _change(connection, tenant_id, schedule_id, new.columns(), why, new.flow)
 
@@ -119,7 +121,8 @@ async def update_schedule(connection: Connection, tenant_id: str, schedule_id: i
 async def enable_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, enabled: bool = True, flow: Flow | None = None
 ) -> None:
-    """Enable a schedule, or disable it (`enabled` False). `flow`: its flow, whose `on_unfired` is called."""
+    """Enable a schedule, or disable it (`enabled` False). `flow`: its flow, whose `on_unfired` is called for a due
+    instant that is skipped. Raise NotFound if the tenant has no such schedule."""
     why = "the schedule was switched off before it was fired"
     await _change(connection, tenant_id, schedule_id, {"enabled": enabled}, why, flow)
 
@@ -127,7 +130,8 @@ async def enable_schedule(
 async def delete_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, flow: Flow | None = None
 ) -> None:
-    """Delete a schedule. Its runs and slots stay, its name is free again. `flow`: as in `enable_schedule`."""
+    """Delete a schedule. Its runs and slots stay, and its name can be used again. `flow`: as in `enable_schedule`.
+    Raise NotFound if the tenant has no such schedule."""
     gone = {"enabled": False, "deleted_at": await fetch_now(connection)}
     await _change(connection, tenant_id, schedule_id, gone, "the schedule was deleted before it was fired", flow)
 
@@ -135,8 +139,8 @@ async def delete_schedule(
 async def load_schedule(
     connection: Connection, tenant_id: str, schedule_id: int, *, lock: bool = False
 ) -> dict[str, Any]:
-    """Return the columns of a schedule; raise NotFound if it does not exist or was deleted. `lock`: keep the row locked
-    until the end of the caller's transaction."""
+    """Return the columns of a schedule. Raise NotFound if the tenant has no such schedule, or it was deleted. `lock`:
+    keep the row locked until the end of the caller's transaction."""
     statement = LOAD + (" FOR NO KEY UPDATE" if lock else "")
     row: dict[str, Any] | None = await fetch_one(connection, dict, statement, (schedule_id, tenant_id))
     if row is None:
@@ -145,13 +149,14 @@ async def load_schedule(
 
 
 async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int) -> dict[str, Any]:
-    """Return a schedule with its latest slots, newest first."""
+    """Return a schedule with its 20 latest slots, newest first. Raise NotFound if the tenant has no such schedule."""
     row = await load_schedule(connection, tenant_id, schedule_id)
     return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
 async def list_schedules(connection: Connection, tenant_id: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
-    """List the schedules of a tenant."""
+    """Return the schedules of a tenant, ordered by name, without their input: at most `limit`, after the first
+    `offset`."""
     return await fetch_all(connection, dict, LIST, (tenant_id, limit, offset))
 
 
@@ -165,8 +170,9 @@ async def fire_by_hand(
     start: Callable[[Start], Start] = lambda start: start,
 ) -> Started:
     """Start a run of the schedule now, even if other runs of it are open; no due instant is used up. The run holds the
-    schedule if no other open run does. `input` replaces the schedule's own; `start` may change the event key, or link
-    the run to another. Raises Conflict if a budget is used up."""
+    schedule if no other open run does. `input` replaces the schedule's own; `start` may change the request, such as its
+    event key. If the run of that key exists already, it is returned. Raise Conflict if a budget is used up, NotFound if
+    the tenant has no such schedule, InvalidInput if it belongs to another flow."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         if flow.name != row["flow"]:
@@ -192,7 +198,8 @@ async def _change(
     flow: Flow | None,
 ) -> None:
     """Set these columns of a schedule. If one of them decides when it is due, the instants until now that were not
-    fired are skipped, with the reason `why`, and the next due instant is computed again."""
+    fired are skipped, with the reason `why`, and the next due instant is computed again. Raise NotFound if the tenant
+    has no such schedule, Conflict if the name is taken."""
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
         now = await fetch_now(connection)
@@ -217,6 +224,7 @@ def _name_taken(name: str) -> Conflict:
 
 
 async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why: str, flow: Flow | None) -> None:
+    """Skip the instants of a schedule that are due by `now` and were not fired, with the reason `why`."""
     await connection.execute(DROP_WAITING, (why, now, row["id"]))
     if row["next_due_at"] is not None:
         with suppress(InvalidInput):  # a timetable that is no longer valid may still be replaced
@@ -227,7 +235,8 @@ async def _drop(connection: Connection, row: dict[str, Any], now: datetime, why:
 
 
 def next_fires(row: dict[str, Any], now: datetime, count: int) -> list[dict[str, Any]]:
-    """Return the next due times of a schedule, each with a mark where a clock change or its window moves it."""
+    """Return the next `count` due times of a schedule, each with a mark where a clock change or its window moves it.
+    Empty if the schedule has no cron, or one that this version cannot read."""
     if row["cron"] is None:
         return []
     with suppress(InvalidInput):  # stored by another version: the schedule's `error` says so once it is due

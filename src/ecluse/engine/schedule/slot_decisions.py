@@ -1,8 +1,7 @@
 """Decisions on due instants: one pure decision per schedule and tick.
 
 An instant is fired, waits for the previous run, is skipped or was missed; in each case it becomes a row (a slot) with
-that state. Of several due instants only the latest may fire: a schedule never catches up on more than one.
-"""
+that state. Of several due instants only the latest may fire: a schedule never catches up on more than one."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ecluse.base.timetable import Timetable, timetable
 from ecluse.engine.model.fires import Overlap
 
-# Rows per decision; earlier instants are only counted.
+# Slots per decision; earlier instants are only counted.
 MOST_SLOTS = 100
 SUPERSEDED = "superseded: a later instant was due"
 OVERLAP = "overlap: the previous run was still open"
@@ -27,8 +26,8 @@ SlotState = Literal["fired", "waiting", "skipped", "missed", "failed"]
 
 @dataclass(frozen=True)
 class FiringLimits:
-    """Time limits of firing. An instant is on time for as long as `look_back`; after that it may be caught up on within
-    `catch_up_within`."""
+    """Time limits of firing. An instant is on time up to the age `look_back`; after that, a schedule may catch up on it
+    up to the age `catch_up_within`."""
 
     look_back: timedelta = timedelta(minutes=20)
     catch_up_within: timedelta = timedelta(hours=24)
@@ -36,9 +35,9 @@ class FiringLimits:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as a tick reads it. `handled_until`: the latest instant that was decided; `failures`: consecutive
-    ticks that could not handle it; `held`: the run that holds it is open; `waiting`: the instant that waits for that
-    run."""
+    """A schedule as a tick reads it. `handled_until`: the latest instant that was decided; `failures`: the number of
+    consecutive ticks that could not handle it; `held`: the run that holds it is open; `waiting`: the instant that waits
+    for that run."""
 
     id: int
     tenant_id: str
@@ -62,8 +61,8 @@ class Schedule:
 
 
 class Slot(NamedTuple):
-    """The decision on one due instant: its state, and the reason where one is needed. `reference`: what a flow made for
-    it instead of a run."""
+    """The decision on one due instant: its state, and the reason where one is needed. `reference`: the id of the record
+    that a flow made for it instead of a run."""
 
     due_at: datetime
     state: SlotState
@@ -83,22 +82,22 @@ class Decision:
 
     @property
     def fires(self) -> datetime | None:
-        """The instant that is fired; None if none is."""
+        """The instant that is to be fired; None if none is."""
         return self.slots[-1].due_at if self.slots and self.slots[-1].state == "fired" else None
 
     def with_latest(self, **changed: Any) -> Decision:
-        """Return the decision with fields of its latest slot replaced."""
+        """Return the decision with these fields of its latest slot replaced."""
         *earlier, latest = self.slots
         return replace(self, slots=(*earlier, latest._replace(**changed)))
 
 
 def event_key(pattern: str, schedule_id: int, due_at: datetime) -> str:
-    """Return the event key of the run that is started for this instant; `pattern` is the `slot_key` of its flow."""
+    """Return the event key of the run that is started for this instant. `pattern`: the `slot_key` of its flow."""
     return pattern.format(schedule=schedule_id, due=int(due_at.timestamp() * 1000))
 
 
 def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
-    """Decide on the instants of a schedule that are due by `now` and not decided yet."""
+    """Decide on the instants of a schedule that are due by `now` and not decided yet, and on the one that waits."""
     table = schedule.timetable
     due, uncounted = table.latest(schedule.handled_until, now, MOST_SLOTS)
     handled_until = due[-1] if due else schedule.handled_until
@@ -116,7 +115,7 @@ def decide(schedule: Schedule, now: datetime, rules: FiringLimits) -> Decision:
 
 
 def _passed_over(schedule: Schedule, due_at: datetime, now: datetime, rules: FiringLimits) -> Slot:
-    """Decide on a due instant that is followed by a later one, and hence is not fired."""
+    """Decide on a due instant that is not fired because a later one is due, too."""
     if schedule.tenant_disabled:
         return Slot(due_at, "skipped", DISABLED_TENANT)
     if due_at == schedule.waiting:

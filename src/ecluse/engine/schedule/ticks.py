@@ -134,7 +134,7 @@ class Scheduler:
 
 
 async def renew(pool: Pool) -> None:
-    """Make the schedules due whose next instants were computed with other time zone rules, so that the next tick
+    """Make the schedules due now whose next instants were computed with other time zone rules, so that the next tick
     computes them again."""
     async with pool.connection() as connection:
         cursor = await connection.execute(RENEW, (ZONE_RULES,))
@@ -146,8 +146,8 @@ async def renew(pool: Pool) -> None:
 
 async def tick(pool: Pool, flows: Mapping[str, Flow], rules: FiringLimits) -> list[TickResult]:
     """Decide on the due instants of all schedules of these flows, and fire those that are to be fired, about BATCH
-    schedules per transaction, tenants in turn. Stop if another replica is ticking. Return the results, one per schedule
-    that had a due instant."""
+    schedules per transaction, tenants in turn. Stop if another replica is ticking. Return one result per schedule that
+    had a due instant."""
     done: list[TickResult] = []
     schedulable = {"flows": [name for name, flow in flows.items() if flow.schedulable]}
     async with pool.connection() as connection:
@@ -180,8 +180,8 @@ async def _handle(
     connection: Connection, flows: Mapping[str, Flow], due: Sequence[Schedule], now: datetime, rules: FiringLimits
 ) -> list[TickResult]:
     """Handle a batch of schedules in one transaction; if that fails on data, in halves, until the invalid schedule is
-    alone. That one keeps its instants, and later ticks retry it with backoff; if its flow fires without runs, the
-    instant is used up."""
+    alone. That one keeps its instants, and later ticks retry it with backoff. But its instant is used up if its event
+    key is taken, or if its flow fires without runs and failed (unless its timetable is invalid)."""
     if not due:
         return []
     try:
@@ -217,7 +217,8 @@ async def _handle(
 async def _store(
     connection: Connection, flows: Mapping[str, Flow], decided: Sequence[tuple[Schedule, Decision]]
 ) -> list[TickResult]:
-    """Store the decisions: fire the instants that are to be fired, write the slots, update the schedules."""
+    """Fire the instants that the decisions say, and store the decisions: write the slots, update the schedules. Return
+    one result per schedule with a slot."""
     decided = await fire_without_runs(connection, flows, decided)
     starts = [
         _start(flows[one.flow], one, at)
@@ -250,8 +251,8 @@ async def _store(
 
 
 def _start(flow: Flow, schedule: Schedule, due_at: datetime) -> Start:
-    """Return the request to start the run of a due instant. A flow whose input has the field `due_at` gets the due
-    instant in it."""
+    """Return the request to start the run of a due instant. If the flow's input has a field `due_at`, it is set to that
+    instant."""
     due = {"due_at": due_at.isoformat()} if "due_at" in flow.input.model_fields else {}
     key = event_key(flow.slot_key, schedule.id, due_at)
     return Start(flow, key, schedule.tenant_id, {**schedule.input, **due}, schedule_id=schedule.id)
