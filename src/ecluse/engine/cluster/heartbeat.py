@@ -96,8 +96,8 @@ class Heartbeat:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Leave the cluster: mark this replica as left, reopen the items that it still held (and those of other
-        replicas that are not live), and stop its threads."""
+        """Leave the cluster: mark this replica as left, reopen the items that it (or any other replica that is not
+        live) still holds, and stop its threads."""
         self._stop.set()
         with self._connect() as connection:
             connection.execute(LEAVE, (self._replica,))

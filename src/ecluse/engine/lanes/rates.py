@@ -1,5 +1,5 @@
-"""The rate of a lane in force: the rate that flows declare or an operator has set, at most what the vendor's own budget
-allows, times a temporary factor. All replicas follow it, because the claim reads it from the lane's row."""
+"""The rate of a lane in force: the rate that flows declare or an operator has set, at most the rate that the vendor's
+own budget allows, times a temporary factor. All replicas follow it, because the claim reads it from the lane's row."""
 
 from __future__ import annotations
 

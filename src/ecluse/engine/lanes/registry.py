@@ -53,7 +53,7 @@ FROM lanes WHERE base = ANY(%(bases)s) AND (%(ids)s::int[] IS NULL OR id = ANY(%
 
 
 class LaneState(NamedTuple):
-    """The columns of a lane that decide whether its items may start, and what its breaker has counted."""
+    """The columns of a lane that decide whether its items may start, and the counts of its breaker."""
 
     id: int
     base: str
@@ -186,8 +186,8 @@ class Lanes:
 
     async def reserve(self, item: Item) -> None:
         """Reserve a permit for a further call of an item that is being executed, and wait for its instant, however far
-        ahead: such an item goes before items that wait to start. Raise Closed if the lane is closed before or after the
-        wait."""
+        ahead: such an item takes precedence over items that wait to start. Raise Closed if the lane is closed before or
+        after the wait."""
         stage, lane_id = self.stages[item.flow, item.stage], item.lane_id
         if self._known[lane_id].spacing is not None and not self.is_closed(lane_id):
             start_at = await self._permits.reserve(lane_id, stage.weight) or self._clock.now()

@@ -239,7 +239,7 @@ async def read_progress(connection: Connection, run: Run, stage: Stage, units: C
 
 async def _warn_if_unclaimed(connection: Connection, run: Run, stage: Stage, since: datetime) -> None:
     """Warn once, in the run's log and as a trace, if no worker has claimed the due items of a stage that has been
-    stalled since `since`, and name those of their lanes that are paused."""
+    stalled since `since`. The warning names the paused lanes among the lanes of these items."""
     ((unclaimed, pauses),) = await fetch_rows(connection, UNCLAIMED, (run.id, stage.name))
     if unclaimed:
         message = f"gate {stage.name}: stalled, {pauses or f'no worker has claimed {run.flow}/{stage.name}'}"

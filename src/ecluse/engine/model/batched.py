@@ -26,7 +26,8 @@ class BatchedQuery(Generic[T]):
         self._asked_at = 0.0
 
     async def look(self, context: WorkContext, item: Item) -> T:
-        """Return the value for this item, from the next shared execution of the query. Raises what the query raises."""
+        """Return the value for this item, from the next shared execution of the query. An error of the query is raised
+        for every item that shares it."""
         if self._gathering is None or self._asking is None:
             self._gathering = []
             self._asking = asyncio.create_task(self._answer(context, self._gathering))

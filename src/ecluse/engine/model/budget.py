@@ -1,5 +1,5 @@
 """The cost of paid calls, and the decision whether the budgets that a call counts against have room for it. Pure
-decisions; amounts are decimals, in the currency of the configured prices. Days and months are those of UTC."""
+decisions; amounts are decimals, in the currency of the configured prices. Days and months are in UTC."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Total:
 
 class Exceeded(NamedTuple):
     """A budget without room for a call: the call waits until `until`. `others`: no other call is expected to fit
-    either, so they are postponed with it. `used_up`: so much of the budget is spent, not only reserved, that no other
-    call is expected to fit before it is renewed or raised."""
+    either, so other calls are postponed, too. `used_up`: the amount spent (without reservations) leaves no room for any
+    other call that is expected, until the budget is renewed or raised."""
 
     key: TotalKey
     until: datetime
@@ -81,8 +81,8 @@ class Exceeded(NamedTuple):
 
 
 def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
-    """Return the keys of the sums that a call counts in: those of its tenant and its schedule for the day and the
-    month, and that of its run. `run_day`: the day on which the run was created."""
+    """Return the keys of the sums that a call counts in: the sums of its tenant and of its schedule for the day and the
+    month, and the sum of its run. `run_day`: the day on which the run was created."""
     month = today.replace(day=1)
     keys = [TotalKey(tenant, "tenant", 0, "day", today), TotalKey(tenant, "tenant", 0, "month", month)]
     if schedule is not None:

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def trace(self) -> Tracer:
-        """The tracer that logs what happens in this run, under its ids."""
+        """The tracer that logs the steps and events of this run, under its ids."""
         return Tracer(
             area=self.flow.upper(),
             workflow=self.flow,

@@ -79,9 +79,9 @@ class ClaimedItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Result of an execution: the item succeeded. `result` is stored with it (jsonb) and passed to the stage's `save`.
-    `kept` is passed to `save` only, not stored with the item: for large data that has a table of its own. `cost` is
-    what a paid call has cost; None: what was reserved for it (`WorkContext.pay`)."""
+    """Result of an execution: the item succeeded. `result` is stored with it (jsonb) and passed to the hooks `save` and
+    `on_end` of the stage. `kept` is only passed to the hooks, not stored with the item: for large data that the flow
+    stores in its own table. `cost`: the cost of a paid call; None: the amount reserved for it (`WorkContext.pay`)."""
 
     result: Any = None
     kept: Any = None

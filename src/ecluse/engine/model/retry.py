@@ -76,7 +76,7 @@ def backoff(series: Backoff, retry: int, chance: random.Random) -> float:
 def decide(
     error: Exception, *, executions: int, policy: RetryPolicy, now: datetime, chance: random.Random
 ) -> Retry | GiveUp:
-    """Decide whether to retry after `error`, and when: a Retry-After of at most LONGEST_RETRY_AFTER goes before the
+    """Decide whether to retry after `error`, and when. A Retry-After of at most LONGEST_RETRY_AFTER replaces the
     backoff of the policy. `executions` includes the execution that just failed; `chance` is the source of the jitter.
     An unclassified error is a bug of ours: it is retried like a transient one (a race may not recur), within the same
     budget."""

@@ -89,7 +89,7 @@ async def write(connection: Connection, events: Sequence[Event]) -> None:
 async def write_run_events(
     connection: Connection, run_ids: Sequence[int], what: Literal["started", "selected", "completed", "failed"]
 ) -> None:
-    """Write one event `<flow>/<what>` per run, with the present values of the run's row, in the caller's
+    """Write one event of the type `<flow>/<what>` per run, with the present values of the run's row, in the caller's
     transaction."""
     await connection.execute(WRITE_OF_RUNS, {"runs": list(run_ids), "what": what})
 

@@ -51,7 +51,7 @@ async def end_runs(
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
     """End the runs among `ending` that are still open, for the reason `end`: settle their targets, close their work and
-    set their status, in one transaction with what `record` writes. Return the number of runs ended. All of them must be
+    set their status, in one transaction; `record` is called in it. Return the number of runs ended. All of them must be
     runs of `flow`. A run that never selected targets and has a failed item ends as failed, even if `end` is a normal
     end."""
     by_id = {run.id: run for run in ending}

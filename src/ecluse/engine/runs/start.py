@@ -35,7 +35,7 @@ class Started:
 
 
 class KeyTaken(Conflict):
-    """Raised if the event key of a start is that of a run of another flow or schedule, so that the start is not a
+    """Raised if a run of another flow or schedule has the event key of a start, so that the start is not a
     repetition."""
 
     code = "KEY_TAKEN"
@@ -97,15 +97,16 @@ SELECT tenant, key, count(*) FROM ended GROUP BY tenant, key
 
 
 async def start_run(connection: Connection, start: Start) -> Started:
-    """Start one run in the caller's transaction if there is one, and return it. Raises what `start_runs` raises."""
+    """Start one run, as described at `start_runs`, and return it. Raise InvalidInput or KeyTaken under the same
+    conditions."""
     return (await start_runs(connection, [start]))[0]
 
 
 async def start_runs(connection: Connection, starts: Sequence[Start]) -> list[Started]:
     """Start runs in few statements, in the caller's transaction if there is one, and return them in the order of
     `starts`; if an event key exists already, its run is returned instead. All starts fail if one input, key or tenant
-    is invalid (InvalidInput), or if a key is that of a run of another flow or schedule (KeyTaken). A worker takes the
-    new runs that have a story when the transaction is committed (`lead/new_runs.py`)."""
+    is invalid (InvalidInput), or if a run of another flow or schedule has one of the keys (KeyTaken). A worker takes
+    the new runs that have a story when the transaction is committed (`lead/new_runs.py`)."""
     wanted = {(start.tenant_id, start.event_key): start for start in starts}
     rows = {(start.tenant_id, start.event_key): _row(start) for start in starts}
     again = {(start.tenant_id, start.event_key) for start in starts if start.again}

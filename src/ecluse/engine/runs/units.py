@@ -1,4 +1,4 @@
-"""Units: what a gate counts in a stage whose work is done by other runs."""
+"""Units: the things (recordings, say) that a gate counts in a stage whose work is done by other runs."""
 
 from __future__ import annotations
 

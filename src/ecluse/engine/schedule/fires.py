@@ -15,8 +15,8 @@ Decided = Sequence[tuple[Schedule, Decision]]
 
 
 async def fire_without_runs(connection: Connection, flows: Mapping[str, Flow], decided: Decided) -> Decided:
-    """Fire the due instants of flows that have a `fire`. Return all decisions; those of fired instants are changed:
-    they have the flow's reference, or are skipped or failed if the flow says so."""
+    """Fire the due instants of flows that have a `fire`. Return all decisions; for a fired instant, the decision gets
+    the flow's reference, or becomes skipped or failed if the flow says so."""
     due: dict[str, list[DueInstant]] = defaultdict(list)
     for one, decision in decided:
         if decision.fires is not None and flows[one.flow].fire is not None:

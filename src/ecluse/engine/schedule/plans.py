@@ -81,8 +81,8 @@ class Plans:
     async def fire(
         self, connection: Connection, flow: Flow, row: Row, instead: Mapping[str, Any] | None, correlation_id: str
     ) -> Fired:
-        """Start a run of the schedule now. The fields in `instead` replace those of the plan, for this run only. Raises
-        what `fire_by_hand` raises."""
+        """Start a run of the schedule now. The fields in `instead` replace fields of the plan, for this run only. Raise
+        InvalidInput if the plan is then invalid, Conflict if a budget is used up."""
         given = None if instead is None else self.input(self.changed(flow, await self.load(connection, row), instead))
         started = await fire_by_hand(
             connection,

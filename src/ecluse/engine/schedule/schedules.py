@@ -1,6 +1,6 @@
 """Schedules: create, change, list and fire them. A schedule is due only for instants after it was created, enabled or
-given another timetable. An instant that was due just before such a change and was not fired becomes a skipped slot with
-the reason."""
+given another timetable. If such a change finds an instant that was due before it and was not fired, that instant
+becomes a skipped slot with the reason."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def end_by_operator(
     by: str,
     record: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """End the run at once on behalf of the operator `by`, in one transaction with what `record` writes, and wake its
+    """End the run at once on behalf of the operator `by`, in one transaction (`record` is called in it), and wake its
     workflow, which waits at a gate. A sweep ends the runs that only this one waited for. Return False if the run had
     already ended. Raise InvalidInput if the reason is empty."""
     if not reason.strip():

@@ -43,8 +43,8 @@ Answer = tuple[Result | VendorError | datetime, EffectEnd | None]
 @dataclass(slots=True)
 class Call:
     """One call, and the state that its items share: the instant and the jitter of their retries, so that they are due
-    together, and what its lane decided about each error (`spared`). `answers`: the answers by claim key; None: the
-    claim was lost."""
+    together, and for each error whether its lane spared the items (`spared`). `answers`: the answers by claim key;
+    None: the claim was lost."""
 
     stage: Stage
     answers: dict[ClaimKey, Answer | None] = field(default_factory=dict)
@@ -250,8 +250,8 @@ class Executor:
 
     def runs_ended(self, ended: set[int], held: set[int], executing: Sequence[ClaimedItem]) -> None:
         """Refuse to send further writes of the runs in `ended`, and keep the leases of their paid calls in flight, so
-        that no other run pays for the same result. `held`: the runs of which this worker holds items; `executing`: the
-        items that are being executed."""
+        that no other run pays for the same result. `held`: the ids of all runs with items in this worker; `executing`:
+        the items that are being executed."""
         self._ended_runs = self._ended_runs & held | ended
         self._paid.run_ended([claimed.item for claimed in executing if claimed.item.run_id in ended])
 

@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 class ItemResult(NamedTuple):
     """The result of one execution, ready to be stored. Status `open`: the item is executed again, at `due_at` (None: as
     soon as its lane permits); the execution is then counted only if it has an error that is not an `outage`.
-    `order_at`: a new position in the queue. `cost`: the cost of a paid call, if it is known; `settlement`: what becomes
-    of the cost reserved for it."""
+    `order_at`: a new position in the queue. `cost`: the cost of a paid call, if it is known; `settlement`: the end of
+    the reservation for it."""
 
     item: Item
     stage: Stage

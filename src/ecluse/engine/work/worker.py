@@ -115,12 +115,12 @@ class Worker:
 
     @property
     def runs_in_hand(self) -> set[int]:
-        """The ids of the runs of which this worker holds items whose results are not stored yet."""
+        """The ids of the runs with items that this worker holds, because their results are not stored yet."""
         return {run for run, _ in self._in_hand}
 
     def drop(self, run_ids: Iterable[int]) -> None:
-        """Drop the items of those of these runs that this worker holds; the runs have ended. Items that have not
-        started are forgotten, reads are cancelled, writes and paid calls in flight may finish."""
+        """Drop the items that this worker holds of these runs, which have ended: items that have not started are
+        forgotten, reads are cancelled, writes and paid calls in flight may finish."""
         held = self.runs_in_hand
         ended = held.intersection(run_ids)
         self._executor.runs_ended(ended, held, self.slots.executing)
@@ -266,8 +266,8 @@ class Worker:
         self._alarm.set((instant - self._clock.now()).total_seconds())
 
     def _forget(self, ended: Sequence[ClaimedItem | ItemResult]) -> None:
-        """Drop the state kept for items whose results are stored or whose claims are lost, and queue each stage of
-        which no item is held any more for the completion loop."""
+        """Drop the state kept for items whose results are stored or whose claims are lost. If the worker holds no other
+        item of a stage, queue the stage for the completion loop."""
         self._pace.ended(len(ended))
         self._executor.forget(ended)
         for pair, count in Counter([(one.item.run_id, one.item.stage) for one in ended]).items():
