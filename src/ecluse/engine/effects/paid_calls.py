@@ -41,7 +41,7 @@ class OverBudget(Exception):
 
 
 class PaidCalls:
-    """The paid calls of this process that are in flight, by item: `item_id in paid_calls`."""
+    """The paid calls of this process that are in flight. `item_id in paid_calls` tells whether the item has one."""
 
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool

@@ -45,8 +45,8 @@ class Pace:
 
     def pause(self, now: float, room: int, in_hand: bool) -> float:
         """Return the seconds to wait before the next check; 0: claim now. `room`: the number of items that could be
-        claimed; `in_hand`: the worker holds items. (An item is held until its result is stored; until then it counts
-        against the caps of its lane.)"""
+        claimed; `in_hand`: the worker holds items. (An item is held until its result is stored, and counts against the
+        caps of its lane until then.)"""
         if room > 0 and not in_hand:
             return 0.0
         # Room that is worth a claim: the slots that become free within one poll, at most a quarter of the capacity.
