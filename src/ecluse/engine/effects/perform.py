@@ -170,7 +170,7 @@ class WriteCall:
         elif recorded.state == "applied":
             self._answer(one, Done(recorded.result if isinstance(self._write, KeyedWrite) else recorded.wanted))
         elif recorded.state not in OPEN:
-            message = recorded.error or f"the write is {recorded.state}"
+            message = recorded.error or f"The write is {recorded.state}"
             self._answer(one, PermanentError(message, code="NOT_APPLIED"))
         elif not recorded.quiet_over and recorded.quiet_until is not None:
             self._answer(one, recorded.quiet_until)
@@ -187,7 +187,7 @@ class WriteCall:
             return self._intent(one, wanted)
         look = first_look(write, one.item, found, wanted)
         if look == "conflict":
-            message = f"found {json.dumps(found)}: neither as wanted nor as expected; nothing was sent"
+            message = f"The vendor has {json.dumps(found)}, neither as wanted nor as expected; nothing was sent"
             self._answer(one, PermanentError(message, code=write.conflict))
             return None
         return self._intent(one, wanted, found, send=look == "send")
@@ -203,13 +203,15 @@ class WriteCall:
                 self._answer(one, Done(doubt.wanted), doubt.ended("applied"))
                 return None
             if verdict == "conflict":
-                message = f"found {json.dumps(found)}: not as wanted, nor as before, {json.dumps(doubt.before)}"
+                message = (
+                    f"The vendor has {json.dumps(found)}, neither as wanted nor as before: {json.dumps(doubt.before)}"
+                )
                 failed = PermanentError(message, code=write.conflict)
                 self._answer(one, failed, doubt.ended("conflict", error=message))
                 return None
             before, state = found, "not_applied"
         elif isinstance(write, KeyedWrite) and doubt.age is not None and doubt.age > KEY_LIFE * write.remembered:
-            spent = PermanentError(f"sent {doubt.age} ago: the vendor may have forgotten its key", ambiguous=True)
+            spent = PermanentError(f"Sent {doubt.age} ago: the vendor may have forgotten its key", ambiguous=True)
         if spent is not None:
             self._answer(one, spent, doubt.ended(state, error=spent.message))
             return None
@@ -251,7 +253,7 @@ class WriteCall:
             return
         if isinstance(self._write, ReadableWrite):
             if result is not None and not agrees(got := as_stored_json(result), recorded.wanted):
-                message = f"the vendor made it {json.dumps(got)} of the wanted {json.dumps(recorded.wanted)}"
+                message = f"The vendor stored {json.dumps(got)}, not the wanted {json.dumps(recorded.wanted)}"
                 failed = PermanentError(message, code="NOT_AS_WANTED")
                 self._answer(one, failed, recorded.ended("conflict", error=message))
                 return
