@@ -38,7 +38,7 @@ CHORES = flow(stage(), "chores", story=None)
         ({"name": " "}, "1 to 200 characters"),
         ({"name": "x" * 201}, "1 to 200 characters"),
         ({"name": "a\x00"}, "1 to 200 characters"),
-        ({"tenant_id": "a/b"}, "a tenant is"),
+        ({"tenant_id": "a/b"}, "tenant: must be"),
         ({"overlap": "never"}, "wait, allow or skip"),
         ({"catch_up": "all"}, "latest or skip"),
         ({"cron": None, "timezone": "Nowhere"}, "no time zone"),
@@ -154,7 +154,7 @@ async def test_without_a_cron_it_is_fired_by_hand_only(world, one):
     assert await world.tick(hour(40)) == []
     started = await world.do(fire_by_hand, "default", schedule, FLOW)
     assert one("SELECT schedule_id, event_key FROM runs") == (schedule, started.run.event_key)
-    with pytest.raises(InvalidInput, match="of flow test, not other"):
+    with pytest.raises(InvalidInput, match="belongs to flow test, not to other"):
         await world.do(fire_by_hand, "default", schedule, OTHER)
 
 
