@@ -32,8 +32,7 @@ from ecluse.flows.automation.queries import with_fiche_ids
 from ecluse.flows.automation.selection_model import Selection, kinds_needed
 from ecluse.flows.connections import lanes
 from ecluse.flows.connections import records as connections
-from ecluse.flows.connections.records import Kind
-from ecluse.flows.connections.records import schedule_secret_name as secret_name
+from ecluse.flows.connections.records import Kind, schedule_crm_key_name
 from ecluse.notify import addresses
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name, schedule_url_name
@@ -284,12 +283,12 @@ async def _seal(
     from ecluse.access import secrets as sealed
 
     if key is None:
-        await sealed.delete(connection, tenant, secret_name(schedule_id))
+        await sealed.delete(connection, tenant, schedule_crm_key_name(schedule_id))
         await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
     elif secrets is None:
         raise _no_key("external_api_key is kept sealed")
     else:
-        await secrets.put(connection, tenant, secret_name(schedule_id), key.get_secret_value())
+        await secrets.put(connection, tenant, schedule_crm_key_name(schedule_id), key.get_secret_value())
     await connection.execute(
         "UPDATE automation_settings SET has_external_api_key = %s WHERE id = %s", (key is not None, schedule_id)
     )

@@ -89,7 +89,7 @@ class Setup:
             raise PermanentError(lacking.message, code=lacking.code)
         if schedule is None:
             return access
-        key = await self.secret(connection, tenant, records.schedule_secret_name(schedule))
+        key = await self.secret(connection, tenant, records.schedule_crm_key_name(schedule))
         names = (access.names or NAMES[kind])._replace(key="the API key of this schedule")
         return replace(access, key=key, names=names)
 

@@ -54,7 +54,7 @@ def secret_name(kind: Kind) -> str:
     return f"connection:{kind}"
 
 
-def schedule_secret_name(schedule_id: int) -> str:
+def schedule_crm_key_name(schedule_id: int) -> str:
     """Return the name under which a schedule's own CRM key is sealed."""
     return f"schedule:{schedule_id}"
 
