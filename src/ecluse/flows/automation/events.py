@@ -179,7 +179,7 @@ def summary(row: Row) -> Row:
         "duration_ms": round(row["seconds"] * 1000),
         "reasons": row["reasons"],
     }
-    if incomplete(row):
+    if lacks_days(row):
         details = row["error_details"]
         result |= {"missing_days": details["missing_days"], "selection_incomplete": details["selection_incomplete"]}
     if row["end_cause"] != "normal":
@@ -204,7 +204,7 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
         return
     url, addresses, on_complete, on_error, sealed = whom
     normal = row["end_cause"] == "normal"
-    if row["state"] == "cancelled" or not wanted(normal, row["status"], incomplete(row), on_complete, on_error):
+    if row["state"] == "cancelled" or not wanted(normal, row["status"], lacks_days(row), on_complete, on_error):
         return
     recipients = []
     if url:
@@ -222,7 +222,7 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
         run.trace.warn("notifications could not be stored", error=one_line(error))
 
 
-def incomplete(row: Row) -> bool:
+def lacks_days(row: Row) -> bool:
     """Return True if days of the run's selection are missing."""
     return bool((row["error_details"] or {}).get("missing_days"))
 

@@ -60,7 +60,7 @@ NOT_BY_HAND = (
 NO_CONFIGS = "No audit configs resolved"
 
 
-class AutomationRun(BaseModel):
+class AutomationRunInput(BaseModel):
     """Input of a run: the event `automation/run`. The schedule is a column of the run."""
 
     model_config = ConfigDict(extra="forbid")
@@ -132,7 +132,7 @@ class Automation:
             NAME,
             (self.revalidate, self.fetch, self.audit),
             self._story,
-            AutomationRun,
+            AutomationRunInput,
             tables=("automation_run_facts", "automation_run_fiches"),
             vendors=vendors,
             ended=events.ended,

@@ -89,7 +89,7 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
     return "no_fiches" if dates else "no_dates"
 
 
-def incomplete(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
+def missing_days_message(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
     """Return a message about the `days` that the CRM refused or did not list in time; `asked` is the number of
     requested days, `why` the error of the first of `days`."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
@@ -176,7 +176,7 @@ async def _refused(connection: Connection, run: Run, asked: int, any_picked: boo
         {"date": crm_date(date.fromisoformat(day)), "code": code, "status": status, "error": error}
         for day, code, error, status in rows
     ]
-    message = incomplete(days, asked, failed[0]["error"] or "not in time", any_picked)
+    message = missing_days_message(days, asked, failed[0]["error"] or "not in time", any_picked)
     await events.log_line(connection, run, message, "warning" if any_picked else "error", apiErrors=failed)
     await note_errors(connection, run, {"apiErrors": failed, "missing_days": days, "selection_incomplete": message})
     return days
