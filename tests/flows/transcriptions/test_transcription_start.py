@@ -12,7 +12,7 @@ from ecluse.base.errors import InvalidInput
 from ecluse.engine import Start, start_runs
 from ecluse.flows.transcriptions.flow import FicheTranscribe
 from ecluse.flows.transcriptions.rules import Counts
-from ecluse.flows.transcriptions.wait import transcribe
+from ecluse.flows.transcriptions.wait import start_and_wait
 from tests.support.fiche_rows import call, details, save
 from tests.support.transcription_world import FIVE, UNKNOWN, World, until
 from tests.support.vendor_clients import connect
@@ -168,12 +168,12 @@ async def test_who_waits_has_the_transcripts_when_the_wait_is_over(world):
     w = await world()
     wanted = FicheTranscribe(fiche_id=FIVE)
     assert wanted.wait_for_completion
-    done = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=60))
+    done = await start_and_wait(w.kit, "default", wanted, max_wait=timedelta(seconds=60))
     assert (done.status, done.timed_out, done.total, done.transcribed, done.pending) == ("completed", False, 5, 5, 0)
     assert done.counts["processed"] == 5
     assert done.as_dict()["run_id"] == str(done.run_id)
     # Long over before the wait begins, and found all the same.
-    again = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=60))
+    again = await start_and_wait(w.kit, "default", wanted, max_wait=timedelta(seconds=60))
     assert (again.status, again.timed_out, again.reason) == ("completed", False, "no_targets")
 
 
@@ -183,15 +183,15 @@ async def test_an_attached_caller_waits_for_that_run_and_learns_when_the_time_is
     await w.pause()
     (first,) = await w.start(FIVE)
     at_once = FicheTranscribe(fiche_id=FIVE, wait_for_completion=False)
-    looked = await transcribe(w.kit, "default", at_once, max_wait=timedelta(seconds=60))
+    looked = await start_and_wait(w.kit, "default", at_once, max_wait=timedelta(seconds=60))
     assert (looked.attached, looked.run_id, looked.status, looked.timed_out) == (True, first.run_id, None, False)
     wanted = FicheTranscribe(fiche_id=FIVE)
-    late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
+    late = await start_and_wait(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
     assert (late.attached, late.timed_out, late.status, late.run_id) == (True, True, None, first.run_id)
     await until(lambda: query("SELECT 1 FROM items WHERE stage = 'recordings'"))
-    late = await transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
+    late = await start_and_wait(w.kit, "default", wanted, max_wait=timedelta(seconds=0.05))
     assert (late.timed_out, late.counts) == (True, Counts(total_recordings=5, target_total=5).as_dict())
-    waiting = asyncio.create_task(transcribe(w.kit, "default", wanted, max_wait=timedelta(seconds=60)))
+    waiting = asyncio.create_task(start_and_wait(w.kit, "default", wanted, max_wait=timedelta(seconds=60)))
     await w.resume()
     done = await waiting
     assert (done.run_id, done.status, done.pending) == (first.run_id, "completed", 0)
@@ -200,7 +200,7 @@ async def test_an_attached_caller_waits_for_that_run_and_learns_when_the_time_is
 @pytest.mark.req("TRX-55", "G-21")
 async def test_a_caller_that_waits_for_a_fiche_that_is_gone_gets_that_as_the_reason(world):
     w = await world()
-    done = await transcribe(w.kit, "default", FicheTranscribe(fiche_id=UNKNOWN), max_wait=timedelta(seconds=60))
+    done = await start_and_wait(w.kit, "default", FicheTranscribe(fiche_id=UNKNOWN), max_wait=timedelta(seconds=60))
     assert (done.status, done.timed_out, done.total) == ("failed", False, 0)
     assert "404" in (done.reason or "")
 

@@ -42,7 +42,7 @@ WHERE t.run_id = p.run_id
 """
 
 
-class Target(NamedTuple):
+class UntranscribedRecording(NamedTuple):
     """A recording without a transcript."""
 
     call_id: str
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     fiche_id: str
     fiche_cache_id: int | None
     counts: Counts
-    targets: Sequence[Target]
+    targets: Sequence[UntranscribedRecording]
     seconds: float  # since the run was created
 
     @property
@@ -144,7 +144,9 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
             cache_id,
             Counts(total, already, len(open_)),
             [
-                Target(one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.speech))
+                UntranscribedRecording(
+                    one["call"], one["url"], rules.speech_key(one["call"], one["url"], config.speech)
+                )
                 for one in open_
             ],
             seconds,

@@ -21,7 +21,7 @@ LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at
 """
 
 
-class Standing(NamedTuple):
+class CheckedRecording(NamedTuple):
     """The state of an item's recording just before the call."""
 
     exists: bool
@@ -31,14 +31,14 @@ class Standing(NamedTuple):
     seconds: float | None = None  # its length, as the CRM says
 
 
-class Looks(BatchedQuery[Standing]):
+class Looks(BatchedQuery[CheckedRecording]):
     """The check, shared by items."""
 
     def __init__(self) -> None:
         super().__init__(look)
 
 
-async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+async def look(connection: Connection, items: Sequence[Item]) -> dict[int, CheckedRecording]:
     """Return the state of each item's recording, by item id. A lock without a holder (an operator released it, or a
     call that outlived its run has finished) is acquired for the item's run; the recording is read again after that, to
     see the result that the last holder stored."""
@@ -56,10 +56,10 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Stand
     return found
 
 
-async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, CheckedRecording]:
     """Read the state of each item's recording, and which run holds its lock."""
     rows = await fetch_rows(connection, LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
-    return {item: Standing(*standing) for item, *standing in rows}
+    return {item: CheckedRecording(*state) for item, *state in rows}
 
 
 def _lock(item: Item) -> str:

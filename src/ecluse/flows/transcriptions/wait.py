@@ -24,8 +24,9 @@ from ecluse.insight import run_queries
 
 @dataclass(frozen=True)
 class Transcribed:
-    """The result of `transcribe`. `status` is None if the end was not awaited or not reached. `total` and `transcribed`
-    count the fiche's current recordings; `counts` are the present counts of the run, all zero before it has a plan."""
+    """The result of `start_and_wait`. `status` and `reason` are None if the end of the run was not awaited or not
+    reached. `total`, `transcribed` and `pending` count the fiche's current recordings; `counts` are the present counts
+    of the run, all zero before it has a plan."""
 
     fiche_id: str
     event_id: str
@@ -43,7 +44,7 @@ class Transcribed:
         return {**asdict(self), "run_id": str(self.run_id)}
 
 
-async def transcribe(
+async def start_and_wait(
     kit: Kit,
     tenant: str,
     wanted: FicheTranscribe,

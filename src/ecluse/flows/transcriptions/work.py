@@ -39,14 +39,14 @@ async def refresh(context: WorkContext, item: Item) -> Result:
     return Done({"recordings": len(answer["details"]["recordings"])}, kept=answer["details"])
 
 
-async def known(_: WorkContext, item: Item) -> Result:
+async def settle_known(_: WorkContext, item: Item) -> Result:
     """Settle a recording without a call: it was paid for earlier, or it has no URL. The work of the stage `known`."""
     if item.payload["paid"] is None:
         raise PermanentError("The CRM has no URL for this recording.", code=rules.NO_URL)
     return Done({"cached": True})
 
 
-async def transcribe(config: Config, context: WorkContext, item: Item) -> Result:
+async def transcribe_recording(config: Config, context: WorkContext, item: Item) -> Result:
     """Have the provider transcribe a recording. The work of the stage `recordings`. No call is made if the recording
     has a transcript by now, or if another run holds its lock (then the item is postponed)."""
     vendors: Vendors = context.vendors
@@ -55,34 +55,34 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
         why = "there is no key for speech-to-text here: set ELEVENLABS_API_KEY"
         return Postponed(context.now() + timedelta(seconds=UNCONFIGURED_SECONDS), why)
     tracer, fiche_id, began = traces.worker(item), item.payload["fiche_id"], time.monotonic()
-    standing = await vendors.shared(Looks).look(context, item)
-    if standing.url.strip() and not standing.transcribed and standing.holder == item.run_id:
-        charge = Charge("elevenlabs", config.speech.model, config.cost(standing.seconds))
+    state = await vendors.shared(Looks).look(context, item)
+    if state.url.strip() and not state.transcribed and state.holder == item.run_id:
+        charge = Charge("elevenlabs", config.speech.model, config.cost(state.seconds))
         await context.pay(item, rules.recording_lock(fiche_id, item.key), charge)
     tracer.start(
         "transcribe-recording",
         index=item.payload["index"],
         total=item.payload["total"],
-        url=rules.without_query(standing.url),
+        url=rules.without_query(state.url),
         execution=item.executions + 1,
     )
-    tracer.done("recording-lock", time.monotonic() - began, holder=standing.holder)
-    if not standing.exists:
+    tracer.done("recording-lock", time.monotonic() - began, holder=state.holder)
+    if not state.exists:
         raise PermanentError("The recording no longer exists.", code=rules.MISSING)
-    if standing.transcribed:
+    if state.transcribed:
         return Done({"cached": True})
-    if standing.holder != item.run_id:
+    if state.holder != item.run_id:
         # Postpone instead of reporting success: the other holder's call may still fail.
-        holder = "another call" if standing.holder is None else f"run {standing.holder}"
+        holder = "another call" if state.holder is None else f"run {state.holder}"
         until = context.now() + timedelta(seconds=LOCKED_SECONDS)
         return Postponed(until, f"{holder} is transcribing this recording", "lease")
-    if not standing.url.strip():
+    if not state.url.strip():
         raise PermanentError("The CRM has no URL for this recording any more.", code=rules.NO_URL)
     payload = {**rules.about(fiche_id, item.run_id), "call_id": item.key, "execution": item.executions + 1}
     context.emit([EphemeralEvent(item.tenant_id, "transcription.recording_started", payload)])
     began = time.monotonic()
     tracer.step("speech-to-text")
-    speech = await vendors.speech(context, item, partial(_have_written, vendors.audio, standing.url))
+    speech = await vendors.speech(context, item, partial(_have_written, vendors.audio, state.url))
     tracer.done("speech-to-text", time.monotonic() - began, characters=len(speech.text))
     chunks = derive(speech.text, speech.words)
     return Done(
@@ -92,10 +92,10 @@ async def transcribe(config: Config, context: WorkContext, item: Item) -> Result
             "text": speech.text,
             "chunks": None if chunks is None else [chunk._asdict() for chunk in chunks],
             "data": speech.model_dump(include={"text", "words"}) if chunks is None else None,
-            "key": rules.speech_key(item.key, standing.url, config.speech).hex(),
+            "key": rules.speech_key(item.key, state.url, config.speech).hex(),
             "model": config.speech.model,
         },
-        cost=config.cost(speech.seconds or standing.seconds),
+        cost=config.cost(speech.seconds or state.seconds),
     )
 
 
@@ -119,6 +119,6 @@ def bound(config: Config) -> dict[str, Any]:
     """Return the work functions by stage name."""
     return {
         rules.REFRESH: refresh,
-        rules.KNOWN: known,
-        rules.RECORDINGS: partial(transcribe, config),
+        rules.KNOWN: settle_known,
+        rules.RECORDINGS: partial(transcribe_recording, config),
     }
