@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from ecluse.flows.audits import prompts, steps
-from ecluse.flows.audits.transcripts import Asked, Recording, asked
+from ecluse.flows.audits.transcripts import ConfigContent, Recording, asked
 from ecluse.flows.transcriptions.chunks import derive
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech
@@ -45,12 +45,12 @@ def configs() -> list[dict[str, Any]]:
     return [{"name": name, "steps": made} for name in ("Conformité", "Qualité")]
 
 
-def as_asked() -> list[Asked]:
+def as_asked() -> list[ConfigContent]:
     bare = {"description": "", "system_prompt": "", "model": None}
     return [asked({**bare, **config}) for config in configs()]
 
 
-async def path(fiche: int, crm: Crm, speech: ElevenLabs, llm: Llm, wanted: list[Asked]) -> None:
+async def path(fiche: int, crm: Crm, speech: ElevenLabs, llm: Llm, wanted: list[ConfigContent]) -> None:
     details = await crm.fiche(str(fiche))
     said = []
     for recording in details.recordings:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.flows.audits.quotes import Spoken, find, plain
+from ecluse.flows.audits.quotes import Spoken, find, normalized
 
 FIRST = "Bonjour, je m'appelle Zoé.  Il a dit « d’accord » hier –\nenfin, je crois…"
 SECOND = "La cotisation est de trente euros. La STRASSE ist groß."
@@ -50,22 +50,22 @@ def test_a_quote_that_is_in_no_recording_is_not_found(quote):
 @given(st.text("aé «»\"'’ \n\u00a0ßE\u0301.", max_size=40), st.integers(0, 40), st.integers(1, 20))
 def test_a_passage_is_found_in_capitals_and_with_other_blanks_too(text, start, length):
     passage = text[start : start + length]
-    wanted = plain(passage.strip()).strip('"')
+    wanted = normalized(passage.strip()).strip('"')
     for quote in (passage, " \n " + passage.upper()):
         found = find(quote, [Spoken("a", text)])
-        if plain(quote.strip()).strip('"') in plain(text) and wanted:
+        if normalized(quote.strip()).strip('"') in normalized(text) and wanted:
             assert found is not None
             assert 0 <= found.position < len(text)
 
 
 @given(st.text(max_size=60))
 def test_a_longer_beginning_never_has_a_shorter_plain_form(text):
-    lengths = [len(plain(text[:n])) for n in range(len(text) + 1)]
+    lengths = [len(normalized(text[:n])) for n in range(len(text) + 1)]
     assert lengths == sorted(lengths)
 
 
 def test_a_quote_is_found_anywhere_in_a_very_long_text():
-    # The first half shrinks in its plain form, the second grows: no guess by proportion hits.
+    # The first half shrinks in its normalized form, the second grows: no guess by proportion hits.
     text = "Eh   bien, \n\n  oui.    " * 5_000 + "ici l’on dit « voilà »" + "groß…" * 20_000 + "et c'est la FIN"
     for quote, begins in ((' ICI l\'on dit "voilà"', "ici l’on dit"), ("C’EST la fin", "c'est la FIN")):
         found = find(quote, [Spoken("a", text)])

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ecluse.flows.audits import prompts, steps
 from ecluse.flows.audits.steps import Step, Steps
-from ecluse.flows.audits.transcripts import Asked
+from ecluse.flows.audits.transcripts import ConfigContent
 
 CHECKED = TypeAdapter(Steps)
 
@@ -125,7 +125,7 @@ def test_an_answer_is_read_in_the_order_of_the_steps_and_cut_to_size():
 
 @pytest.mark.req("G-91")
 def test_the_prompt_has_every_step_with_its_criteria_and_best_score():
-    asked = Asked("Compliance", "", "You know the law.", None, many(step("a"), step("b", max_score=5)))
+    asked = ConfigContent("Compliance", "", "You know the law.", None, many(step("a"), step("b", max_score=5)))
     prompt = prompts.system(asked)
     assert prompt.startswith("You know the law.\n")
     assert "# Compliance" in prompt

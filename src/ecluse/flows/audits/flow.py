@@ -20,7 +20,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine import VENDOR_DOWN, Event, Flow, Lane, RetryPolicy, Run, Stage, open_stage
 from ecluse.flows.audits import plan, store, work
-from ecluse.flows.audits.plan import NewAudit
+from ecluse.flows.audits.plan import AuditToPlan
 from ecluse.flows.audits.store import STAGE
 from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.ids import FicheId
@@ -113,7 +113,9 @@ class Audit:
             run = by_id[run_id]
             _require(run, fiche, config, active)
             given = run.input
-            wanted.append(NewAudit(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api"))
+            wanted.append(
+                AuditToPlan(run.tenant_id, run.id, given["fiche_id"], config, version, given["use_rlm"], "api")
+            )
         await connections.require(connection, {(run.tenant_id, "llm") for run in runs})
         items = await plan.plan(connection, wanted, self.stage.lane, self.config.model)
         await open_stage(connection, self.stage, [(run, items[run.id]) for run in runs], select=True)

@@ -37,7 +37,7 @@ WHERE a.run_id = ANY(%s) ORDER BY a.run_id, a.fiche_cache_id, a.audit_config_id
 
 
 @dataclass(frozen=True, slots=True)
-class NewAudit:
+class AuditToPlan:
     """An audit to plan: tenant, run, fiche id, config and its version. `rlm` is stored with it unchanged; `source` is
     the trigger of the audit."""
 
@@ -66,7 +66,7 @@ async def plan_audits(
     `audit_stage`, whose lane is `lane`; `model` is that of the environment. A fiche that is not in the cache gets
     none."""
     wanted = [
-        NewAudit(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
+        AuditToPlan(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
         for config in configs
     ]
@@ -74,7 +74,7 @@ async def plan_audits(
 
 
 async def plan(
-    connection: Connection, wanted: Sequence[NewAudit], lane: Lane, model: str | None
+    connection: Connection, wanted: Sequence[AuditToPlan], lane: Lane, model: str | None
 ) -> dict[int, list[NewItem]]:
     """Insert the audits of many runs, each once. Return the items by run id. Each is called in the lane,
     beneath `lane`, of its tenant's connection and of its config's model, where that is not the connection's own."""

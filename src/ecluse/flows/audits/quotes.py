@@ -1,12 +1,13 @@
-"""Search for a quote in transcripts. Differences in whitespace, case, encoding of accents and typographic quotes are
-ignored; every word must match."""
+"""Check of the quotes in an answer: each is searched for in the transcripts, and a step is unverified if none of its
+quotes is found. Differences in whitespace, case, encoding of accents and typographic quotes are ignored; every word
+must match."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Applied after NFKD, which turns no-break spaces into spaces and an ellipsis into three dots.
 ALIKE = {"'": "‘’‚‛′´`", '"': "“”„‟″«»", "-": "‐‑‒–—―−"}  # noqa: RUF001
@@ -28,32 +29,48 @@ class Spoken:
         self.call_id, self.text = call_id, text
 
     @cached_property
-    def _plain(self) -> str:
-        return plain(self.text)
+    def _normalized(self) -> str:
+        return normalized(self.text)
 
     def find(self, quote: str, wanted: str) -> int | None:
-        """Return the position of a quote in the text, or None; `wanted` is its plain form. Most quotes are verbatim, so
-        the faster exact search comes first."""
+        """Return the position of a quote in the text; None if the text does not contain it. `wanted` is the normalized
+        quote, and not empty. Most quotes are verbatim, so the faster exact search comes first."""
         if (at := self.text.find(quote)) >= 0:
             return at
-        at = self._plain.find(wanted)
+        at = self._normalized.find(wanted)
         if at < 0:
             return None
-        # The match is about as far into the text as into its plain form: search a part of the text around there again,
-        # and map the position back.
-        middle, reach = len(self.text) * at // len(self._plain), NEAR + 2 * len(wanted)
+        # The match is about as far into the text as into its normalized form: search a part of the text around there
+        # again, and map the position back.
+        middle, reach = len(self.text) * at // len(self._normalized), NEAR + 2 * len(wanted)
         while True:
             start = max(0, middle - reach)
             part = self.text[start : middle + reach]
-            if (at := plain(part).find(wanted)) >= 0:
+            if (at := normalized(part).find(wanted)) >= 0:
                 return start + _origin(part, at)
             reach *= 4
 
 
+def check(quotes: Sequence[str], recordings: Sequence[Spoken]) -> dict[str, Any]:
+    """Return the fields of a step about its quotes. `evidence`: each quote with the recording and position where it was
+    found, or as not verified. `unverified`: true if the step has quotes, and no transcript contains any of them: what a
+    caller says may mislead the model, and its score then rests on words that were not spoken."""
+    evidence = [_evidence(quote, find(quote, recordings)) for quote in quotes]
+    return {"evidence": evidence, "unverified": bool(evidence) and not any(one["verified"] for one in evidence)}
+
+
+def _evidence(quote: str, found: Found | None) -> dict[str, Any]:
+    """Return a quote with the place where it was found; as not verified if `found` is None."""
+    if found is None:
+        return {"quote": quote, "call_id": None, "position": None, "verified": False}
+    return {"quote": quote, "call_id": found.call_id, "position": found.position, "verified": True}
+
+
 def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
-    """Find a quote in the first recording that contains it; return None if no recording does."""
+    """Return the place of a quote in the first recording that contains it; None if no recording does, or if the quote
+    is empty apart from whitespace and quotation marks."""
     quote = quote.strip()
-    wanted = plain(quote).strip('"')
+    wanted = normalized(quote).strip('"')
     if not wanted:
         return None
     for recording in recordings:
@@ -62,8 +79,9 @@ def find(quote: str, recordings: Sequence[Spoken]) -> Found | None:
     return None
 
 
-def plain(text: str) -> str:
-    """Normalize a text for comparison. A longer prefix of a text never has a shorter plain form (see `_origin`)."""
+def normalized(text: str) -> str:
+    """Return the form of a text that is compared: casefolded, accents decomposed, typographic marks replaced,
+    whitespace collapsed. A longer prefix of a text never has a shorter normalized form (`_origin` relies on it)."""
     text = unicodedata.normalize("NFKD", text)
     for one, others in ALIKE.items():
         for other in others:
@@ -73,12 +91,12 @@ def plain(text: str) -> str:
 
 
 def _origin(text: str, at: int) -> int:
-    """Return the position in the text of the character at `at` in its plain form. Binary search: the plain forms of
-    prefixes only grow."""
+    """Return the position in the text of the character at `at` in its normalized form. Binary search: the normalized
+    form of a longer prefix is never shorter."""
     low, high = 0, len(text)
     while low < high:
         middle = (low + high) // 2
-        if len(plain(text[:middle])) > at:
+        if len(normalized(text[:middle])) > at:
             high = middle
         else:
             low = middle + 1

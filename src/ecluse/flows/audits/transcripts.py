@@ -42,7 +42,7 @@ ORDER BY r.fiche_cache_id, r.start_time NULLS LAST, r.call_id
 """
 
 
-class Asked(NamedTuple):
+class ConfigContent(NamedTuple):
     """The content of an audit config version."""
 
     name: str
@@ -66,22 +66,22 @@ class Recording(NamedTuple):
         return " ".join(self.texts)
 
 
-class Standing(NamedTuple):
+class AuditInput(NamedTuple):
     """The data with which the work of an audit item starts."""
 
-    asked: Asked
+    asked: ConfigContent
     recordings: Sequence[Recording]
     done: Decimal | None  # the score of an audit that is completed, and so paid for, already
 
 
-class Transcripts(BatchedQuery[Standing]):
-    """Batched reads for audit items: returns a `Standing` per item."""
+class Transcripts(BatchedQuery[AuditInput]):
+    """Batched reads for audit items: returns an `AuditInput` per item."""
 
     def __init__(self) -> None:
         super().__init__(self._look)
-        self._versions: OrderedDict[tuple[int, int], Asked] = OrderedDict()
+        self._versions: OrderedDict[tuple[int, int], ConfigContent] = OrderedDict()
 
-    async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, Standing]:
+    async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, AuditInput]:
         """Mark the audits of these items as running, and return the data that each starts with, by item id."""
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
@@ -92,7 +92,9 @@ class Transcripts(BatchedQuery[Standing]):
         for fiche, *recording in await fetch_rows(connection, TRANSCRIPTS, (fiches,)):
             recordings.setdefault(fiche, []).append(Recording(*recording))
         return {
-            item.id: Standing(self._versions[_version(item)], recordings.get(_fiche(item), ()), done.get(_audit(item)))
+            item.id: AuditInput(
+                self._versions[_version(item)], recordings.get(_fiche(item), ()), done.get(_audit(item))
+            )
             for item in items
         }
 
@@ -105,10 +107,10 @@ class Transcripts(BatchedQuery[Standing]):
                 self._versions[config_id, version] = asked(given)
 
 
-def asked(snapshot: dict[str, Any]) -> Asked:
+def asked(snapshot: dict[str, Any]) -> ConfigContent:
     """Return the content of a config version from its stored snapshot."""
     steps = [Step.model_validate(step) for step in snapshot["steps"]]
-    return Asked(snapshot["name"], snapshot["description"], snapshot["system_prompt"], snapshot["model"], steps)
+    return ConfigContent(snapshot["name"], snapshot["description"], snapshot["system_prompt"], snapshot["model"], steps)
 
 
 def _audit(item: Item) -> int:

@@ -21,19 +21,19 @@ async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Resul
     """Audit a fiche with one config: the work of an audit item. Without a transcript, or with more than
     `max_input_chars` of it, the item fails without a call; an audit that is completed already is not paid for again."""
     vendors: Vendors = context.vendors
-    standing = await vendors.shared(Transcripts).look(context, item)
-    recordings = [recording for recording in standing.recordings if recording.text.strip()]
+    audit_input = await vendors.shared(Transcripts).look(context, item)
+    recordings = [recording for recording in audit_input.recordings if recording.text.strip()]
     text = prompts.transcript(recordings)
-    asked = standing.asked
-    if standing.done is None and 0 < len(text) <= max_input_chars:
+    asked = audit_input.asked
+    if audit_input.done is None and 0 < len(text) <= max_input_chars:
 
         async def charge(llm: Llm) -> Charge:
             return Charge("llm", llm.chosen(asked.model), llm.most(asked.model, prompts.system(asked), text))
 
         await context.pay(item, charge=await vendors.llm(context, item, charge))
     result = {"audit_id": item.payload["audit_id"]}
-    if standing.done is not None:
-        return Done({**result, "score": float(standing.done)})
+    if audit_input.done is not None:
+        return Done({**result, "score": float(audit_input.done)})
     if not text:
         why = f"Fiche {item.target} has no transcript: it has no recordings, or they are not transcribed yet."
         raise PermanentError(why, code="NO_TRANSCRIPT")
@@ -74,26 +74,15 @@ def judged(asked: list[Step], answers: list[Answered], recordings: list[Recordin
 
 
 def _judged(step: Step, answer: Answered, spoken: list[Spoken]) -> dict[str, Any]:
-    """Return a step with its answer. It is marked as unverified if it has quotes, and no transcript has any of them:
-    what a caller says may mislead the model, and its score then rests on words that were not spoken."""
-    evidence = [_evidence(quote, spoken) for quote in answer.quotes]
+    """Return a step with its answer and the result of the check of its quotes."""
     return {
         "name": step.name,
         "score": answer.score,
         "max": step.max_score,
         "weight": step.weight,
         "comment": answer.comment,
-        "evidence": evidence,
-        "unverified": bool(evidence) and not any(one["verified"] for one in evidence),
+        **quotes.check(answer.quotes, spoken),
     }
-
-
-def _evidence(quote: str, spoken: list[Spoken]) -> dict[str, Any]:
-    """Return a quote with the recording and position where it was found, or marked as not verified."""
-    found = quotes.find(quote, spoken)
-    if found is None:
-        return {"quote": quote, "call_id": None, "position": None, "verified": False}
-    return {"quote": quote, "call_id": found.call_id, "position": found.position, "verified": True}
 
 
 def _plain(cost: Decimal | None) -> str | None:
