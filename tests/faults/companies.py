@@ -9,7 +9,7 @@ from ecluse.db.connect import Connection
 from ecluse.engine import Run, Start, load_run
 from ecluse.flows.enrichment import requests
 from ecluse.flows.enrichment.requests import Desk
-from ecluse.flows.enrichment.states import Asked, Trigger
+from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 from ecluse.vendors.registers import Source
 from tests.support.enrichment_world import RECIPIENT, enrichment
 from tests.support.registers import PLACES, VENDORS, some_sirens
@@ -56,7 +56,7 @@ async def ask(connection: Connection, start: Start, url: str) -> Run:
     await connection.execute(SECOND_TENANT, (SECOND, SECOND))
     for tenant in (start.tenant_id, *([SECOND] if wanted_by_second(company) else ())):
         async with connection.transaction():
-            asked = Asked(tenant, company, Trigger.CREATED, f"of {tenant}")
+            asked = TriggerRequest(tenant, company, Trigger.CREATED, f"of {tenant}")
             ((_, launched),) = await requests.create(Desk(connection, made.flow, made.config), [asked])
             if tenant == start.tenant_id:
                 job = launched.job_id

@@ -14,7 +14,7 @@ from ecluse.flows.enrichment import requests
 from ecluse.flows.enrichment.clients import Config, Registers
 from ecluse.flows.enrichment.flow import Enrichment
 from ecluse.flows.enrichment.requests import Desk, Launched
-from ecluse.flows.enrichment.states import Asked, Trigger
+from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 from ecluse.testing.sandbox import SandboxProcess
 from ecluse.vendors.registers import Source
 from tests.support.registers import PLACES, PURPOSE, VENDORS
@@ -62,13 +62,13 @@ class World:
         self, connection: Connection, *sirens: str, tenant: str = "default", trigger: Trigger = Trigger.CREATED
     ) -> list[tuple[int, Launched]]:
         """Create requests together, in the caller's transaction."""
-        asked = [Asked(tenant, siren, trigger, f"correlation-{tenant}") for siren in sirens]
+        asked = [TriggerRequest(tenant, siren, trigger, f"correlation-{tenant}") for siren in sirens]
         return await requests.create(self._desk(connection), asked)
 
     async def again(self, request_id: int, siren: str, trigger: Trigger, key: str = "again") -> Launched:
         """Trigger a job by a request that exists."""
         async with self.kit.pool.connection() as connection, connection.transaction():
-            asked = Asked("default", siren, trigger, "correlation-again", request_id, key=key)
+            asked = TriggerRequest("default", siren, trigger, "correlation-again", request_id, key=key)
             return (await requests.launch(self._desk(connection), [asked]))[0]
 
     def _desk(self, connection: Connection) -> Desk:

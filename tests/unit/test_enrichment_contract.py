@@ -12,7 +12,7 @@ import pytest
 from ecluse.base.logging import MANDATORY
 from ecluse.flows.enrichment import events, rules
 from ecluse.flows.enrichment.flow import RETRIES
-from ecluse.flows.enrichment.states import Asked, Fetched, Status, Trigger, evaluate
+from ecluse.flows.enrichment.states import Fetched, Status, Trigger, TriggerRequest, evaluate
 from ecluse.flows.enrichment.surface import StatusWord
 from ecluse.settings import Settings
 from ecluse.vendors.registers import RETRYABLE, ErrorCode, Source
@@ -24,7 +24,7 @@ SCHEMA = (ROOT / "src" / "ecluse" / "migrations" / "versions" / "0036_enrichment
 RESULT = evaluate([Fetched(one) for one in Source], core_identity=True)
 ABOUT = {"job": 7, "siren": "552049447"}
 EVENTS = [
-    events.requested(Asked("t", "552049447", Trigger.CREATED, "c", 3, key="k"), cached=False),
+    events.requested(TriggerRequest("t", "552049447", Trigger.CREATED, "c", 3, key="k"), cached=False),
     events.started("t", "c", **ABOUT, attempt=1),
     events.source_fetched("t", "c", **ABOUT, fetched=Fetched(Source.INPI), duration_ms=3),
     events.completed("t", "c", **ABOUT, result=RESULT),

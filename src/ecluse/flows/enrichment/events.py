@@ -10,7 +10,7 @@ import structlog
 
 from ecluse.engine import Event
 from ecluse.flows.enrichment.rules import PRODUCER
-from ecluse.flows.enrichment.states import Asked, Evaluation, Fetched
+from ecluse.flows.enrichment.states import Evaluation, Fetched, TriggerRequest
 
 log = structlog.get_logger(__name__)
 
@@ -21,7 +21,7 @@ COMPLETED = "CompanyEnrichmentCompleted"
 NULLS = dict.fromkeys(("request_id", "job_id", "source_api", "http_status", "error_code", "duration_ms"))
 
 
-def requested(asked: Asked, *, cached: bool) -> Event:
+def requested(asked: TriggerRequest, *, cached: bool) -> Event:
     """Return the event of a request for a company. `cached`: no job was started or joined, hence no Completed
     follows."""
     payload = {

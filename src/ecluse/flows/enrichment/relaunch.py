@@ -11,7 +11,7 @@ from ecluse.engine import Flow, PublishedEvent
 from ecluse.flows.enrichment import requests
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.requests import Desk
-from ecluse.flows.enrichment.states import Asked, Trigger
+from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 
 REFRESH = "company/refresh"
 # The last request of the tenant for the company, unless it was triggered by this event already: events are published at
@@ -38,5 +38,5 @@ async def _relaunch(connection: Connection, flow: Flow, config: Config, event: P
     row = await fetch_row(connection, WANTED, {"tenant": event.tenant_id, "siren": siren, "key": key})
     if row is not None:
         request_id, siret = row
-        asked = Asked(event.tenant_id, siren, Trigger.MANUAL, event.correlation_id, request_id, siret, key)
+        asked = TriggerRequest(event.tenant_id, siren, Trigger.MANUAL, event.correlation_id, request_id, siret, key)
         await requests.launch(Desk(connection, flow, config), [asked])

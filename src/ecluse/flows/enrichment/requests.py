@@ -15,7 +15,7 @@ from ecluse.engine import Flow, Start, start_runs, write_events
 from ecluse.flows.enrichment import card, events, metrics, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Looked, Taken
-from ecluse.flows.enrichment.states import Asked, Status, Trigger
+from ecluse.flows.enrichment.states import Status, Trigger, TriggerRequest
 from ecluse.vendors.registers import Source
 
 TRIES = 5
@@ -78,7 +78,7 @@ class Launched(NamedTuple):
 STORED = Launched(None, attached=False)
 
 
-async def create(desk: Desk, wanted: Sequence[Asked]) -> list[tuple[int, Launched]]:
+async def create(desk: Desk, wanted: Sequence[TriggerRequest]) -> list[tuple[int, Launched]]:
     """Insert requests of one tenant and their companies, if they are new; return for each its id and what it leads to.
     `wanted` have no request yet."""
     looked = await records.look(desk.connection, {one.siren for one in wanted})
@@ -88,7 +88,9 @@ async def create(desk: Desk, wanted: Sequence[Asked]) -> list[tuple[int, Launche
     return [*zip(ids, await launch(desk, made, looked), strict=True)]
 
 
-async def launch(desk: Desk, wanted: Sequence[Asked], looked: Mapping[str, Looked] | None = None) -> list[Launched]:
+async def launch(
+    desk: Desk, wanted: Sequence[TriggerRequest], looked: Mapping[str, Looked] | None = None
+) -> list[Launched]:
     """Attach requests of one tenant to the open jobs of their companies, start jobs, or neither; and tell Requested. An
     attached request cannot miss the end of its job: the job's run is locked until this transaction ends. `looked`: the
     companies, as new requests found them, which are attached to the jobs that were locked then."""
@@ -111,13 +113,15 @@ async def launch(desk: Desk, wanted: Sequence[Asked], looked: Mapping[str, Looke
     return [launched for _, launched in made]
 
 
-async def _launch(desk: Desk, first: Mapping[str, Asked], looked: Mapping[str, Looked] | None) -> dict[str, Launched]:
+async def _launch(
+    desk: Desk, first: Mapping[str, TriggerRequest], looked: Mapping[str, Looked] | None
+) -> dict[str, Launched]:
     """Return what the first trigger of each company leads to."""
     (connection, _, config), found = desk, dict[str, Launched]()
     for _ in range(TRIES):
         left = first.keys() - found.keys()
         looked = looked or await records.look(connection, left)
-        starting: list[Asked] = []
+        starting: list[TriggerRequest] = []
         for siren in left:
             known, job, locked, now = looked[siren]
             match rules.decide(known, first[siren].trigger, config.limits, now):
@@ -145,7 +149,9 @@ async def _launch(desk: Desk, first: Mapping[str, Asked], looked: Mapping[str, L
     raise Conflict(f"The job of company {changed} changed while this was answered: repeat the request.")
 
 
-async def start(desk: Desk, wanted: Sequence[Asked], now: datetime, trigger: str | None = None) -> dict[str, int]:
+async def start(
+    desk: Desk, wanted: Sequence[TriggerRequest], now: datetime, trigger: str | None = None
+) -> dict[str, int]:
     """Start jobs in the tenant that wants them; return the run of each company. Raise Taken if one has a job.
     `trigger`: that of the jobs, if no request began them."""
     connection, flow, config = desk

@@ -27,7 +27,7 @@ class Trigger(StrEnum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class TriggerRequest:
     """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart; `by`: the
     name of the caller, for a new request."""
 

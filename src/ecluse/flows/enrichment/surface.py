@@ -197,7 +197,7 @@ async def _create(acts: Sequence[Act]) -> list[Row]:
     refuses=("CONFLICT",),
     command=Command("enrich", arguments=("company_siren",), example="ecluse enrich 552049447"),
 )
-async def create_request(asked: Asked, body: NewRequest) -> states.Asked:
+async def create_request(asked: Asked, body: NewRequest) -> states.TriggerRequest:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them until the request is 1.2 s old: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
@@ -301,9 +301,9 @@ def _desk(asked: Asked, connection: Connection) -> Desk:
     return Desk(connection, asked.kit.flow(rules.FLOW), _config(asked))
 
 
-def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.Asked:
+def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.TriggerRequest:
     key = f"{trigger}:{asked.request_id}"
-    return states.Asked(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
+    return states.TriggerRequest(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
 
 
 async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:

@@ -14,7 +14,7 @@ from ecluse.flows.enrichment import erasure, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Taken
 from ecluse.flows.enrichment.requests import SWEEP, Desk, start
-from ecluse.flows.enrichment.states import Asked, Status, Trigger
+from ecluse.flows.enrichment.states import Status, Trigger, TriggerRequest
 
 log = structlog.get_logger(__name__)
 MOST = 100  # companies per sweep
@@ -51,7 +51,7 @@ async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
         status, updated_at, ended_at, relaunchable = known
         if not rules.is_due(rules.Known(Status(status), updated_at, ended_at, relaunchable), limits, now):
             continue
-        asked = Asked(tenant, siren, Trigger.OPENED, correlation, request)
+        asked = TriggerRequest(tenant, siren, Trigger.OPENED, correlation, request)
         try:
             async with connection.transaction():
                 job = (await start(Desk(connection, flow, config), [asked], now, SWEEP))[siren]
