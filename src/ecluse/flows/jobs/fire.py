@@ -75,7 +75,7 @@ class Known(NamedTuple):
     active: bool
 
 
-class Wanted(NamedTuple):
+class JobToMake(NamedTuple):
     """A job to be made: its schedule, its key, and the due instant; None: asked for by hand."""
 
     known: Known
@@ -99,7 +99,7 @@ async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int
     found = await fetch_all(connection, Known, KNOWN, ([one.schedule_id for one in due],))
     known = {one.schedule_id: one for one in found}
     results: dict[int, FiredAs | NotFired] = {}
-    wanted: list[Wanted] = []
+    wanted: list[JobToMake] = []
     for one in due:
         schedule = known.get(one.schedule_id)
         why = refusal(schedule, skip_active=one.overlap == "skip")
@@ -107,7 +107,7 @@ async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int
             results[one.schedule_id] = why
         elif schedule is not None:
             milliseconds = int(one.due_at.timestamp() * 1000)
-            wanted.append(Wanted(schedule, f"schedule:{schedule.id}:{milliseconds}", one.due_at))
+            wanted.append(JobToMake(schedule, f"schedule:{schedule.id}:{milliseconds}", one.due_at))
     for made in await _make(connection, wanted, "scheduler"):
         results[made["schedule_id"]] = FiredAs(made["id"])
     if taken := [one for one in wanted if one.known.schedule_id not in results]:
@@ -128,11 +128,11 @@ async def run_now(connection: Connection, schedule_id: int, by: str) -> Row:
     known = (await fetch_all(connection, Known, KNOWN, ([schedule_id],)))[0]
     if (why := refusal(known, skip_active=False)) is not None:
         raise Conflict(f"No job was made: {why.reason}. Give the schedule another server.", code="SERVER_GONE")
-    (made,) = await _make(connection, [Wanted(known, f"schedule:{known.id}:manual-{uuid.uuid4()}", None)], by)
+    (made,) = await _make(connection, [JobToMake(known, f"schedule:{known.id}:manual-{uuid.uuid4()}", None)], by)
     return made
 
 
-async def _make(connection: Connection, wanted: Sequence[Wanted], by: str) -> list[Row]:
+async def _make(connection: Connection, wanted: Sequence[JobToMake], by: str) -> list[Row]:
     """Make the jobs whose keys are not taken; return their rows."""
     if not wanted:
         return []

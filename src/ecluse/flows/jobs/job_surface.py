@@ -172,9 +172,9 @@ async def find_job(connection: Connection, tenant: str, job_id: str) -> Row:
     return job
 
 
-async def _place(look: Look, kind: str, named: str) -> Row:
+async def _place(look: Look, kind: str, record_id: str) -> Row:
     row: dict[str, type[Shape]] = {"host": shapes.HostRow, "server": shapes.ServerRow, "agent": shapes.AgentRow}
-    return _shaped(row[kind], await places.show(look.connection, look.tenant, kind, named))
+    return _shaped(row[kind], await places.show(look.connection, look.tenant, kind, record_id))
 
 
 def _shaped(shape: type[Shape], row: Row) -> Row:

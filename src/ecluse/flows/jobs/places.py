@@ -66,23 +66,23 @@ async def change_server(connection: Connection, tenant: str, server: str, given:
         raise _taken(str(values["name"])) from error
 
 
-async def show(connection: Connection, tenant: str, kind: str, named: str) -> Row:
+async def show(connection: Connection, tenant: str, kind: str, record_id: str) -> Row:
     """Return a host, a server instance or an agent as it is listed; raise NotFound."""
-    row = await fetch_one(connection, dict, SHOWN.format(kind=kind), (tenant, named))
+    row = await fetch_one(connection, dict, SHOWN.format(kind=kind), (tenant, record_id))
     if row is None:
-        raise NotFound(f"There is no {kind} {storable(named, 50)}. `ecluse jobs {kind}s list` shows them.")
+        raise NotFound(f"There is no {kind} {storable(record_id, 50)}. `ecluse jobs {kind}s list` shows them.")
     return row
 
 
-async def delete(connection: Connection, tenant: str, kind: str, named: str) -> None:
+async def delete(connection: Connection, tenant: str, kind: str, record_id: str) -> None:
     """Delete a host, whose agent is revoked, or a server instance, whose schedules then fail to make jobs. Raise
     Conflict for a host that has server instances."""
-    await show(connection, tenant, kind, named)
+    await show(connection, tenant, kind, record_id)
     if kind == "host":
-        if (used := await fetch_row(connection, IN_USE, (tenant, named))) is not None:
+        if (used := await fetch_row(connection, IN_USE, (tenant, record_id))) is not None:
             raise Conflict(f"Server {used[0]} is on this host: delete it, or move it to another host.", code="CONFLICT")
-        await connection.execute(RETIRE, (tenant, named))
-    await connection.execute(DELETE[kind], (tenant, named))
+        await connection.execute(RETIRE, (tenant, record_id))
+    await connection.execute(DELETE[kind], (tenant, record_id))
 
 
 def _no_host(host: str) -> NotFound:

@@ -42,7 +42,7 @@ async def _find(look: Look, text: str) -> schedules.Named:
 JobScheduleId = Annotated[schedules.Named, Noun("job schedule", _find)]
 
 
-async def known(look: Look, job_schedule_id: str) -> None:
+async def require_schedule(look: Look, job_schedule_id: str) -> None:
     """Raise NotFound if the tenant has no such schedule; the slots of a deleted one stay."""
     await schedules.find(look.connection, look.tenant, job_schedule_id)
 
@@ -59,7 +59,7 @@ SCHEDULE.lists(
 surface.listing(
     f"{SCHEDULE.one}/slots",
     SLOTS,
-    check=known,
+    check=require_schedule,
     list_job_slots="List the due times of a job schedule with the decision on each, the newest first; of a deleted"
     " schedule, too.",
     command=Command("jobs schedules slots", empty="no due time has been decided yet"),
