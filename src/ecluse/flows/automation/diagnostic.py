@@ -55,7 +55,8 @@ class Setup:
 
 
 def budgets(config: Config) -> Row:
-    """Return the waits in seconds, and the number of recordings that fit into them without any backoff."""
+    """Return the time limits of a run in seconds, and the number of recordings that can be transcribed within the
+    transcription wait at the configured rate, without any backoff."""
     minute = timedelta(minutes=1)
     return {
         "details_wait_seconds": config.details_wait.total_seconds(),
@@ -68,8 +69,9 @@ def budgets(config: Config) -> Row:
 
 
 async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collection[str]) -> Row:
-    """Return the diagnostic for a tenant: settings, budgets, lanes, replicas, schedules in trouble, and what to do.
-    `lanes` names the lanes of the stages that automation uses; those of connections begin with these names."""
+    """Return the diagnostic for a tenant: settings, budgets, lanes, replicas, the schedules in trouble (at most WORST
+    of them), and hints. `lanes` names the declared lanes of automation; lanes that connections have beneath them are
+    included."""
     replicas = await fetch_all(connection, dict, REPLICAS)
     given = {"tenant": tenant, "longest": setup.config.longest, "limit": WORST}
     troubled = await fetch_all(connection, dict, SCHEDULES, given)
@@ -93,7 +95,7 @@ async def look(connection: Connection, setup: Setup, tenant: str, lanes: Collect
 
 
 def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troubled: Collection[Row]) -> list[str]:
-    """Return advice for each problem found, the most urgent first."""
+    """Return advice for each problem found: about settings first, then replicas, lanes and schedules."""
     found = []
     if setup.unset:
         found.append(f"Set {', '.join(setup.unset)}: runs fail until then.")

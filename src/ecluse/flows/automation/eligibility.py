@@ -35,7 +35,8 @@ ON CONFLICT DO NOTHING
 
 
 def recordings_of(state: FicheState) -> int:
-    """Return the number of recordings of a fiche: as the CRM answered or, before it was fetched, by the stored rows."""
+    """Return the number of recordings of a fiche: the CRM's figure, or the number of stored recordings if the fiche was
+    never fetched."""
     return state.recordings_count if state.recordings_count is not None else state.total_recordings
 
 
@@ -69,9 +70,9 @@ def _failed(fiche_id: str, text: str, why: str | None) -> Settled:
 
 
 async def decide(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
-    """Judge all open fiches of the run, settle those that do not continue, and log the counts; a step of the story.
-    `default_limit` applies where the selection sets no maximum of recordings. Return the numbers of open and failed
-    fiches, as `left` does."""
+    """Judge all open fiches of the run: store how many recordings each has, settle those that do not continue, and log
+    the counts. A step of the story. `default_limit` applies where the selection sets no maximum of recordings. Return
+    the numbers of open and failed fiches, as `left` does."""
     async with connection.transaction():
         wanted = await snapshot.load(connection, run)
         limit = wanted.selection.max_recordings_per_fiche or default_limit
@@ -97,7 +98,7 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
 
 
 async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -> None:
-    """Store the run's fiches with their number of recordings."""
+    """Store the run's fiches with their number of recordings; fiches that are stored already stay unchanged."""
     rows = [
         {"fiche_id": one.fiche_id, "fiche_cache_id": one.fiche_cache_id, "recordings_count": recordings_of(one)}
         for one in known
@@ -106,8 +107,8 @@ async def _keep(connection: Connection, run: Run, known: Sequence[FicheState]) -
 
 
 async def open_fiches(connection: Connection, run: Run) -> list[str]:
-    """Return the fiches without an outcome, which the next stage works on. A replay finds the same ones, even while
-    that stage runs."""
+    """Return the fiches without an outcome, by id; the next stage works on them. A replay finds the same ones, even
+    while that stage runs."""
     return await fetch_column(connection, OPEN, (run.id,))
 
 

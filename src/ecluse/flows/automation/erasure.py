@@ -100,8 +100,8 @@ WHERE tenant_id = %s AND (key = %s OR starts_with(key, %s)) AND ended_at IS NULL
 
 @dataclass(frozen=True)
 class Found:
-    """A fiche and the runs it was part of: `runs` were about it alone, `shared` about others as well, `deliveries` sent
-    messages about it; `calls` are the ids of its recordings."""
+    """A fiche and the runs it was part of: `runs` were about it alone, `shared` about other fiches as well,
+    `deliveries` sent messages about it; `calls` are the ids of its recordings."""
 
     tenant: str
     fiche_id: str
@@ -123,7 +123,8 @@ class Found:
 
 
 async def find(connection: Connection, tenant: str, fiche_id: str) -> Found:
-    """Find the runs of a fiche. Raise NotFound if there is neither the fiche nor a run of it."""
+    """Return a fiche with its runs, deliveries and recordings. Raise NotFound if the tenant has neither the fiche nor a
+    run of it."""
     given = {"tenant": tenant, "target": fiche_id}
     runs = sorted(await fetch_column(connection, OWN_RUNS, given))
     shared = sorted(await fetch_column(connection, SHARED_RUNS, given))
@@ -141,7 +142,7 @@ async def foresee(connection: Connection, found: Found) -> Counter[str]:
 
 
 async def refuse_open_runs(connection: Connection, found: Found) -> None:
-    """Raise Refused (409) if one of the fiche's runs is open."""
+    """Raise Refused (409) if one of the fiche's runs is open; the message names the first few."""
     if open_runs := await fetch_column(connection, OPEN, (sorted(found.every_run),)):
         named = first_few([str(run) for run in open_runs])
         message = (
@@ -152,7 +153,8 @@ async def refuse_open_runs(connection: Connection, found: Found) -> None:
 
 async def erase(connection: Connection, found: Found) -> Counter[str]:
     """Erase the fiche in the caller's transaction; return the number of rows deleted or changed, by kind. Raise Refused
-    while one of its runs is open, or a call about it is in flight. Runs are locked before the fiche, as everywhere."""
+    (409) if one of its runs is open, if a run of it was started since `find`, or if a call about it is in flight. Runs
+    are locked before the fiche, as everywhere."""
     tenant, fiche_id = found.tenant, found.fiche_id
     await lock_runs(connection, found.every_run)
     await connection.execute(LOCK_FICHE, (tenant, fiche_id))

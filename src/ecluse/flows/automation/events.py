@@ -116,7 +116,8 @@ def asked_for(run: Run) -> list[Event]:
 async def selected(
     connection: Connection, run: Run, fiche_ids: Sequence[str], controls: Mapping[str, Any], missing_days: Sequence[str]
 ) -> None:
-    """Write the event about the selected fiches; `controls` is the selection without its ids."""
+    """Write the event about the selected fiches, which names at most the first MOST_NAMED_FICHES of them. `controls`:
+    the selection without its fiche ids; `missing_days`: the days that the CRM did not list."""
     payload = {
         "total_fiches": len(fiche_ids),
         "selection": dict(controls),
@@ -129,14 +130,15 @@ async def selected(
 
 
 def progress(run: Run, phase: str, done: int, total: int, failed: int) -> EphemeralEvent:
-    """Return the progress event for realtime subscribers."""
+    """Return the progress event of a run, for realtime subscribers."""
     counts = {"phase": phase, "done": done, "total": total, "failed": failed}
     return EphemeralEvent(run.tenant_id, "automation.run.progress", {**about(run), **counts})
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """Store summaries and statistics of ending runs, log their ends and notify recipients, in the transaction that ends
-    them; return their events. Called for every kind of end."""
+    """Mark unfinished audits of ending runs as failed, store summaries and statistics, delete API keys that only these
+    runs still needed, log the ends and notify recipients, in the transaction that ends the runs. Return the end events.
+    Called for every kind of end."""
     by_id = {run.id: run for run in runs}
     await record_failures(connection, list(by_id))
     rows = await fetch_all(connection, dict, SUM_UP, (sorted(by_id),))
@@ -223,11 +225,11 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
 
 
 def lacks_days(row: Row) -> bool:
-    """Return True if days of the run's selection are missing."""
+    """Return True if the CRM did not list all days of the run's selection. `row`: a row of SUM_UP."""
     return bool((row["error_details"] or {}).get("missing_days"))
 
 
 def wanted(normal: bool, status: str, incomplete: bool, on_complete: bool, on_error: bool) -> bool:
-    """Return True if recipients are notified of an end: with `on_complete` of every normal end, with `on_error` of
-    every end with failures, which includes a selection that lacks days (`incomplete`)."""
+    """Return True if recipients are notified of an end: with `on_complete` of every normal end; with `on_error` of
+    every other end, and of a normal end that is partial or failed or whose selection lacks days (`incomplete`)."""
     return (normal and on_complete) or (on_error and (not normal or incomplete or status in ("partial", "failed")))

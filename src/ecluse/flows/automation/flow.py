@@ -61,7 +61,7 @@ NO_CONFIGS = "No audit configs resolved"
 
 
 class AutomationRunInput(BaseModel):
-    """Input of a run: the event `automation/run`. The schedule is a column of the run."""
+    """Input of an automation run: the payload of the event `automation/run`. The schedule is a column of the run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -177,7 +177,7 @@ class Automation:
 
     async def _goes_on(self, story: Story, wanted: _Wanted, left: tuple[int, int]) -> bool:
         """Return True if open fiches are left to continue with. If fiches have failed and the schedule does not
-        continue on errors, settle the open ones and return False."""
+        continue on errors, settle the open ones as ignored and return False."""
         still_there, failed = left
         if still_there and failed and not wanted.continue_on_error:
             await story.step("stop", eligibility.stop)
@@ -226,7 +226,7 @@ class _Wanted(BaseModel):
 
 async def _begin(connection: Connection, run: Run) -> dict[str, Any]:
     """Store the snapshot of the run's settings and write its start events, once; return the settings that the story
-    branches on."""
+    branches on. Raise Conflict if the tenant lacks a connection that the run needs."""
     async with connection.transaction():
         await keep_open(connection, run)
         if await snapshot.make(connection, run):
@@ -249,8 +249,8 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
-    """Return a fetch item per open fiche, cached or not. The items have no target: a failed fetch does not settle its
-    fiche."""
+    """Return a fetch item per open fiche, cached or not, and log their number. The items have no target: a failed fetch
+    does not settle its fiche."""
     wanted = await snapshot.load(connection, run)
     open_ = await eligibility.open_fiches(connection, run)
     sample = [f"{run.flow}-{run.id}-{FETCH}-{fiche_id}" for fiche_id in open_[:3]]
@@ -277,7 +277,8 @@ async def _resolve(connection: Connection, run: Run) -> int:
 
 
 async def _audits(model: str | None, stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
-    """Plan the audits of the open fiches and return their items. `model`: that of the environment."""
+    """Plan the audits of the open fiches, log their number, and return their items. `model`: the model of the
+    environment."""
     wanted = await snapshot.load(connection, run)
     resolved = await snapshot.configs_of(connection, run)
     async with connection.transaction():
@@ -306,7 +307,7 @@ SELECT greatest(extract(epoch FROM deadline_at - ecluse_now()), 1)::float8 FROM 
 
 
 async def _time_left(connection: Connection, run: Run) -> float:
-    """Return the seconds of the audit stage's time that are left after the transcripts."""
+    """Return how many seconds of the audit stage's time are left after the transcripts, at least 1."""
     return float(await fetch_value(connection, TIME_LEFT, (run.id, TRANSCRIBE)))
 
 
@@ -317,7 +318,7 @@ FROM audits WHERE automation_run_id = %s
 
 
 async def _log_late_audits(connection: Connection, run: Run) -> None:
-    """Log the number of audits that are missing when the time of the stage is over."""
+    """Log how many audits had finished when the time of the stage was over."""
     ((completed, failed, total),) = await fetch_rows(connection, LATE_AUDITS, (run.id,))
     message = f"Audit timeout/stall - finished {completed + failed}/{total} (completed={completed}, failed={failed})"
     await events.log_line(connection, run, message, "warning")

@@ -1,5 +1,5 @@
-"""Models of a schedule as it is sent by the API: selection of fiches, the stages of a run, recipients of notifications,
-and due times. A type with a time of day is a way to write a cron expression."""
+"""Models of a schedule as callers send it to the API: selection of fiches, the stages of a run, recipients of
+notifications, and due times. DAILY, WEEKLY and MONTHLY with a time of day are other ways to write a cron expression."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ LARGEST_ID = 2**63 - 1
 
 
 def _sendable(key: SecretStr | None) -> SecretStr | None:
-    """Check that an API key can be sent in a header; return it unchanged."""
+    """Return an API key unchanged; raise ValueError if it cannot be sent in a header."""
     if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
         raise ValueError("an API key is printable ASCII, without blanks around it")
     return key
 
 
 def _day_of_week(given: Any) -> Any:
-    """Parse the name of a day, or its first three letters; a value that is not text is returned unchanged."""
+    """Return the number of a day (0: Sunday) from its name or the first three letters of it; a value that is not text
+    is returned unchanged. Raise ValueError for any other text."""
     if not isinstance(given, str):
         return given
     found = [n for n, day in enumerate(DAYS) if given.lower() in (day, day[:3])]
@@ -49,8 +50,9 @@ def _day_of_week(given: Any) -> Any:
 
 
 def _config_ids(given: Any) -> Any:
-    """Parse audit config ids, given as numbers or as text (they have 64 bits, which not every JSON reader keeps
-    exactly); without duplicates."""
+    """Return audit config ids as numbers, without duplicates; they may be given as numbers or as text (they have 64
+    bits, which not every JSON reader keeps exactly). Raise ValueError for other values, or for more than MOST_CONFIGS
+    ids."""
     if not isinstance(given, list) or not all(type(one) is int or isinstance(one, str) for one in given):
         raise ValueError('must be a list of audit config ids, such as ["3"]')
     if wrong := [one for one in given if not (str(one).isascii() and str(one).isdecimal())]:
@@ -88,6 +90,7 @@ Url = Annotated[str | None, Field(min_length=1, max_length=2000, examples=["http
 
 
 def _in_full(url: str | None) -> str | None:
+    """Return the URL; raise ValueError if it is the shortened form in which a stored URL is shown."""
     if url is not None and url.endswith(ORIGIN_ENDS):
         raise ValueError(ONLY_SHOWN)
     return url
@@ -250,7 +253,8 @@ def cron_of(
     day_of_week: int | None,
     day_of_month: int | None,
 ) -> str | None:
-    """Return the cron expression of a schedule; None if it is started by hand only."""
+    """Return the cron expression of a schedule of this type with these times; None for type MANUAL, which is started by
+    hand only."""
     if schedule_type == "MANUAL":
         return None
     if schedule_type == "CRON":

@@ -1,4 +1,4 @@
-"""What the gates of a run log and emit at each poll."""
+"""Log lines and realtime events of a run's gates, written at each poll."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ecluse.flows.automation.transcripts import Transcripts
 async def seen(
     emit: EmitLive, phase: str, what: str, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
-    """Log and emit the progress of a gate at each poll, and log when missing items are sent again. `phase` is that of
-    the run, `what` names the stage in the log."""
+    """Log and emit the progress of a gate. The gate calls it at each poll, with its counts (`look`) and its `decision`;
+    a decision to send missing fetches or audits again is logged as a warning. `phase`: the run's phase; `what`: the
+    name of the stage in log lines."""
     done = look.succeeded + look.ignored
     if phase == "auditing":
         counted = f"{look.finished}/{look.expected} (completed={look.succeeded}, failed={look.failed})"
@@ -33,7 +34,8 @@ async def seen(
 async def seen_transcribing(
     emit: EmitLive, transcripts: Transcripts, connection: Connection, run: Run, look: StageProgress, decision: Any
 ) -> None:
-    """Do the same for the gate of transcripts, and take over fiches whose transcription by another run has ended."""
+    """Log and emit the progress of the transcription gate as `seen` does; while the gate waits, take over fiches whose
+    transcription by another run has ended unfinished."""
     await seen(emit, "transcribing", "Transcription", connection, run, look, decision)
     if isinstance(decision, Wait):
         await transcripts.take_over(connection, run, look.round)

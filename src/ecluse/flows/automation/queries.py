@@ -76,7 +76,8 @@ FROM audits WHERE automation_run_id = %s AND fiche_id = ANY(%s) GROUP BY fiche_i
 
 
 async def show_schedule_in_full(connection: Connection, tenant: str, schedule_id: int, longest: timedelta) -> Row:
-    """Return a schedule with its last runs, its latest slots and its next fires."""
+    """Return a schedule with its last runs, its latest slots and its next fires. Raise NotFound if the tenant has no
+    such schedule. `longest`: the time after which an open run is stale."""
     given = {"tenant": tenant, "id": schedule_id, "longest": longest}
     row = await fetch_one(connection, dict, SHOW, given)
     if row is None:
@@ -96,22 +97,23 @@ def with_fiche_ids(row: Row) -> Row:
 
 
 def staleness(running_since: datetime | None, now: datetime, longest: timedelta) -> Row:
-    """Return whether a run is stale, and the instant at which it becomes so. `running_since` is None for a run that is
-    not running, which is never stale."""
+    """Return whether a run is stale, and the instant at which it becomes stale: `longest` after `running_since`, which
+    is None for a run that is not running and so never stale."""
     if running_since is None:
         return {"is_stale": False, "stale_at": None}
     return {"is_stale": now - running_since > longest, "stale_at": running_since + longest}
 
 
 async def require_schedule(connection: Connection, tenant: str, schedule_id: int) -> None:
-    """Raise NotFound if the tenant has no such schedule; a deleted one counts."""
+    """Raise NotFound if the tenant never had such a schedule; a deleted one is accepted."""
     if await fetch_row(connection, KNOWN, (schedule_id, tenant)) is None:
         raise NotFound(f"There is no automation schedule {schedule_id}.")
 
 
 async def show_run(connection: Connection, tenant: str, run_id: int, longest: timedelta) -> Row:
     """Return a run in full: its plan as of the start, which fiches were picked and why the others were not, the days
-    that the CRM did not list, the progress of each stage, and its redrives."""
+    that the CRM did not list, the progress of each stage, and its redrives. Raise NotFound if the tenant has no such
+    automation run. `longest`: the time after which an open run is stale."""
     row = await fetch_one(connection, dict, RUN, (run_id, tenant))
     if row is None:
         raise _unknown(run_id)
@@ -142,6 +144,8 @@ async def show_run(connection: Connection, tenant: str, run_id: int, longest: ti
 async def list_logs(
     connection: Connection, tenant: str, run_id: int, *, newest_first: bool = False, limit: int, offset: int
 ) -> list[Row]:
+    """Return a page of a run's log lines, the oldest first unless `newest_first`. Raise NotFound if the tenant has no
+    such automation run."""
     await _known_run(connection, tenant, run_id)
     statement = LOGS.format(order="DESC" if newest_first else "ASC")
     return await fetch_all(connection, dict, statement, {"run": run_id, "limit": limit, "offset": offset})
@@ -156,8 +160,9 @@ async def list_fiches(
     limit: int,
     offset: int,
 ) -> list[Row]:
-    """List the fiches of a run: the outcome, or whether the fiche is known to fail, and the state of its details,
-    transcripts and audits."""
+    """Return a page of a run's fiches, by id: the outcome, or whether the fiche is known to fail, and the state of its
+    details, transcripts and audits. `status`: only fiches with this outcome. Raise NotFound if the tenant has no such
+    automation run."""
     await _known_run(connection, tenant, run_id)
     given = {"run": run_id, "status": status, "limit": limit, "offset": offset}
     rows = await fetch_all(connection, dict, FICHES, given)
@@ -176,6 +181,7 @@ async def list_fiches(
 
 
 async def _known_run(connection: Connection, tenant: str, run_id: int) -> None:
+    """Raise NotFound if the tenant has no such automation run."""
     if await fetch_row(connection, KNOWN_RUN, (run_id, tenant)) is None:
         raise _unknown(run_id)
 

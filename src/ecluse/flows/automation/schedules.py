@@ -80,8 +80,8 @@ SIGNED = "SELECT FROM secrets WHERE tenant_id = %s AND name = %s"
 
 @dataclass(frozen=True)
 class AutomationPlans(Plans):
-    """Storage of the plans of automation. Without `secrets`, no schedule can have a key of its own or a webhook;
-    without `guard`, webhooks may lead to public addresses only."""
+    """Storage of the plans of automation schedules. Without `secrets`, no schedule can have an API key of its own or a
+    webhook; without `guard`, webhooks may lead to public addresses only."""
 
     config: Config = field(default_factory=Config)
     secrets: Secrets | None = None
@@ -146,8 +146,8 @@ class AutomationPlans(Plans):
         return await start.fire(connection, flow, *which, override, self.config, correlation_id)
 
     async def _check(self, connection: Connection, tenant: str, plan: Work, known: Plan | None) -> None:
-        """Check webhook URL and audit configs, which the model of a plan cannot validate by itself. Values that have
-        not changed are not checked again."""
+        """Raise InvalidInput if the webhook URL is not allowed or a named audit config does not exist, which the model
+        of a plan cannot validate by itself. Values that have not changed are not checked again."""
         from ecluse.vendors.guarded import GuardedHttp  # most commands do not need it
 
         url = None if known is not None and plan.webhook_url == known.webhook_url else plan.webhook_url
@@ -160,8 +160,8 @@ class AutomationPlans(Plans):
 
 
 async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **means: Any) -> Row:
-    """Create a schedule from a `Plan` and return its row. `means` replaces the secrets and the guard of the flow's own
-    plans."""
+    """Create a schedule from a `Plan`. Return its row, with the signing secret of its webhook in `webhook_secret` (None
+    without a webhook). `means`: fields of an `AutomationPlans` to use in place of the flow's own."""
     async with connection.transaction():
         made = await create_planned(connection, NewSchedule(_able(flow, means), **_timed(plan), tenant_id=tenant), plan)
         return {**await load(connection, tenant, made.id), **made.once}
@@ -170,6 +170,9 @@ async def create(connection: Connection, flow: Flow, tenant: str, plan: Plan, **
 async def update(
     connection: Connection, flow: Flow, tenant: str, schedule_id: int, changes: Changes, **means: Any
 ) -> Row:
+    """Change a schedule. Return its row, with a new signing secret in `webhook_secret` if one was made. Raise NotFound
+    if the tenant has no such schedule, InvalidInput if the changed schedule is not valid. `means` as in `create`."""
+
     def changing(_: Row, known: Plan) -> tuple[Row, Plan]:
         try:
             plan = Plan.model_validate(changed(known, changes))
@@ -183,8 +186,9 @@ async def update(
 
 
 async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *, secrets: Secrets | None) -> Row:
-    """Create a new secret to sign the webhook with, or the first one, and return the schedule with it; for a day the
-    old secret signs as well."""
+    """Store a new secret that signs the schedule's webhook, or the first one, and return the schedule with it in
+    `webhook_secret`; for a day the old secret signs as well. Raise Conflict if the schedule has no webhook, or this
+    server no encryption key."""
     async with connection.transaction():
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
@@ -198,6 +202,7 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
 
 
 async def delete(connection: Connection, tenant: str, schedule_id: int) -> None:
+    """Delete an automation schedule; raise NotFound if the tenant has no such one. Its runs stay."""
     async with connection.transaction():
         await load(connection, tenant, schedule_id)  # raises NotFound for a schedule of another flow
         await delete_planned(connection, AutomationPlans(), tenant, schedule_id)
@@ -228,15 +233,19 @@ def plan_of(row: Row) -> Plan:
 
 
 def _able(flow: Flow, means: Mapping[str, Any]) -> Flow:
+    """Return the flow with plans made of `means`, or unchanged without any."""
     return replace(flow, plans=AutomationPlans(**means)) if means else flow
 
 
 def _timed(plan: Plan) -> Row:
+    """Return the engine's columns of a schedule with this plan."""
     same = {"name": plan.name, "timezone": plan.timezone, "catch_up": plan.catch_up}
     return {**same, "cron": plan.cron, "enabled": plan.is_active}
 
 
 def _columns(plan: Work) -> Row:
+    """Return the columns of `automation_settings` for a plan, except its times and API key. Of the webhook URL only the
+    origin is stored in the column."""
     chosen = plan.fiche_selection.model_dump()
     own = plan.model_dump(include=set(Work.model_fields) - APART)
     own["webhook_url"] = None if plan.webhook_url is None else origin_of(plan.webhook_url)
@@ -251,7 +260,8 @@ async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> 
 async def _seal_url(
     connection: Connection, tenant: str, schedule_id: int, url: str | None, secrets: Secrets | None
 ) -> None:
-    """Store the URL of the schedule's webhook sealed, or delete it if there is none any more."""
+    """Store the URL of the schedule's webhook encrypted, or delete the stored one if `url` is None. Raise Conflict if
+    this server has no encryption key."""
     from ecluse.access import secrets as sealed
 
     if url is None:
@@ -263,7 +273,8 @@ async def _seal_url(
 
 
 async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: Secrets | None) -> str:
-    """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it."""
+    """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it. Raise
+    Conflict if this server has no encryption key."""
     if secrets is None:
         raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
     secret = new_secret()
@@ -279,7 +290,8 @@ def _no_key(why: str) -> Conflict:
 async def _seal(
     connection: Connection, tenant: str, schedule_id: int, key: SecretStr | None, secrets: Secrets | None
 ) -> None:
-    """Store the schedule's own CRM key, encrypted, or delete it if `key` is None."""
+    """Store the schedule's own CRM key encrypted, or delete it and its lane if `key` is None. Raise Conflict if this
+    server has no encryption key."""
     from ecluse.access import secrets as sealed
 
     if key is None:

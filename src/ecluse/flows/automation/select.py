@@ -1,5 +1,5 @@
-"""Selection of a run's fiches: those named, or those sold on certain days, after the CRM was asked for these days
-again. Filters that need a fiche's details are applied later (`eligibility`)."""
+"""Selection of a run's fiches: the fiches that the selection names, or those sold on its days, after the CRM was asked
+for the sales lists of these days again. Filters that need a fiche's details are applied later (`eligibility`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CrmUnavailable(NonRetriableError):
 
 
 class Listed(NamedTuple):
-    """A cached fiche of a sales list; `audited`: it has an audit."""
+    """A fiche that may be selected, with its groupe if it is known; `audited`: an audit of it has ended."""
 
     fiche_id: str
     groupe: str | None
@@ -57,15 +57,15 @@ class Listed(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The selected fiches, and the number of dropped ones by reason."""
+    """The selected fiches, and the number of dropped ones by reason (`audited`, `groupe`, `max_fiches`)."""
 
     fiche_ids: list[str]
     dropped: dict[str, int]
 
 
 def pick(found: Iterable[Listed], selection: Selection) -> Picked:
-    """Apply the selection's filters to the found fiches, in their order. A fiche without a known groupe is kept: it is
-    judged once its details are known."""
+    """Apply the selection's filters and its `max_fiches` to the found fiches, in their order. A fiche without a known
+    groupe is kept: it is judged once its details are known."""
     dropped: Counter[str] = Counter()
     kept: dict[str, None] = {}
     for one in found:
@@ -90,8 +90,8 @@ def why_none(selection: Selection, dates: Sequence[date]) -> str:
 
 
 def missing_days_message(days: Sequence[str], asked: int, why: str, any_picked: bool) -> str:
-    """Return a message about the `days` that the CRM refused or did not list in time; `asked` is the number of
-    requested days, `why` the error of the first of `days`."""
+    """Return a message about the `days` that the CRM refused or did not list in time. `asked`: the number of requested
+    days; `why`: the error of the first of `days`; `any_picked`: fiches were selected nevertheless."""
     named = ", ".join(days[:NAMED]) + (f" and {len(days) - NAMED} more" if len(days) > NAMED else "")
     missing = f"the CRM did not list {len(days)} of {asked} day{'s' if asked > 1 else ''} ({named}): {why}"
     if any_picked:
@@ -105,8 +105,8 @@ def days_of(wanted: Snapshot) -> list[date]:
 
 
 async def days(stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
-    """Return an item of this stage for each day to request from the CRM, and log it. The items are not targets, and
-    need not succeed."""
+    """Return an item of this stage for each day to request from the CRM, and log the days. The items are not targets,
+    and need not succeed."""
     wanted = await snapshot.load(connection, run)
     dates = days_of(wanted)
     await events.log_line(
@@ -132,7 +132,7 @@ async def select(connection: Connection, run: Run) -> int:
 
 
 async def _select(connection: Connection, run: Run) -> None:
-    """Select the targets, store the counts and write the event."""
+    """Select the targets, store and log their number, and write the event about them."""
     wanted = await snapshot.load(connection, run)
     manual = wanted.selection.mode == "manual"
     picked = await (_named if manual else _sold)(connection, run, wanted)
@@ -148,7 +148,7 @@ async def _select(connection: Connection, run: Run) -> None:
 
 
 async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    """Return the fiches that the selection names, and log their number."""
+    """Return the fiches that the selection names, up to its `max_fiches`, and log their number."""
     await events.log_line(connection, run, "Processing manual fiche selection")
     picked = pick((Listed(one, None, False) for one in wanted.selection.fiche_ids), wanted.selection)
     await events.log_line(connection, run, f"Using {len(picked.fiche_ids)} manually selected fiches")
@@ -156,7 +156,8 @@ async def _named(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 
 async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
-    """Return the fiches sold on the selection's days, as far as they are cached, and log their number."""
+    """Return the cached fiches sold on the selection's days that pass its filters, and log how many were found before
+    filtering."""
     dates = days_of(wanted)
     found: Sequence[Listed] = ()
     if dates:
@@ -167,7 +168,7 @@ async def _sold(connection: Connection, run: Run, wanted: Snapshot) -> Picked:
 
 async def _refused(connection: Connection, run: Run, asked: int, any_picked: bool) -> list[str]:
     """Return the days that the CRM did not list, and record them with the run and in its log: fiches of these days may
-    be missing."""
+    be missing. `asked`: the number of requested days; `any_picked`: fiches were selected nevertheless."""
     rows = await fetch_rows(connection, FAILED_DAYS, (run.id, REVALIDATE))
     if not rows:
         return []

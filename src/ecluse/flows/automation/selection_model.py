@@ -38,8 +38,8 @@ PRESETS = (
 
 
 def _ids(given: Any) -> Any:
-    """Parse fiche ids, given as a list of texts or as one text with whitespace or commas in between; without
-    duplicates, in the order given."""
+    """Return fiche ids without duplicates, in the order given, from a list of texts or from one text with whitespace or
+    commas in between. Raise ValueError if an id is not valid, or there are more than MOST_FICHES."""
     if isinstance(given, str):
         given = [one for one in re.split(r"[\s,]+", given) if one]
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
@@ -53,7 +53,8 @@ def _ids(given: Any) -> Any:
 
 
 def _groupes(given: Any) -> Any:
-    """Parse a list of groupes; without duplicates, in the order given."""
+    """Return a list of groupes without blanks around them and without duplicates, in the order given. Raise ValueError
+    if it is not a list of at most MOST_GROUPES texts of 1 to 200 characters."""
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise ValueError("must be a list of groupes, each as text")
     found = [one.strip() for one in given]
@@ -63,7 +64,8 @@ def _groupes(given: Any) -> Any:
 
 
 def _day(given: Any) -> Any:
-    """Parse a day given as YYYY-MM-DD."""
+    """Return the day that is given as YYYY-MM-DD; a `date` or None is returned unchanged. Raise ValueError for anything
+    else."""
     if isinstance(given, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", given):
         return date.fromisoformat(given)
     if given is None or type(given) is date:
@@ -105,7 +107,8 @@ class Selection(EitherSpelling):
     @model_validator(mode="before")
     @classmethod
     def _mode_follows(cls, given: Any) -> Any:
-        """Add the mode if it is not given and follows from a list of fiches or a date range."""
+        """Add the mode if it is not given and follows from a list of fiches or a date range; raise ValueError if it
+        does not follow."""
         if not isinstance(given, dict) or given.get("mode") is not None:
             return given
         if given.keys() & {"date_range", "dateRange"}:
@@ -148,8 +151,8 @@ class Override(Partial):
 
 
 def merged(selection: Selection, override: Override | None) -> Selection:
-    """Return the selection with the fields of the override replaced. Fields that the resulting mode or range does not
-    use are dropped."""
+    """Return the selection with the fields of the override replaced. Stored fields that the resulting mode or range
+    does not use are dropped. Raise InvalidInput if the result is not a valid selection."""
     if override is None:
         return selection
     given, known = override.given(), selection.model_dump()
@@ -162,7 +165,7 @@ def merged(selection: Selection, override: Override | None) -> Selection:
 
 
 def parsed(given: dict[str, Any]) -> Selection:
-    """Validate a selection; raise InvalidInput that names the invalid fields."""
+    """Return a selection from its fields; raise InvalidInput, naming the invalid fields, if it is not valid."""
     try:
         return Selection.model_validate(given)
     except ValidationError as error:
@@ -195,7 +198,7 @@ def dates_to_query(selection: Selection, due: datetime, timezone: str) -> list[d
 
 
 def crm_date(day: date) -> str:
-    """Format a day as the CRM writes it."""
+    """Return a day as the CRM writes it: DD/MM/YYYY."""
     return f"{day:%d/%m/%Y}"
 
 
@@ -213,8 +216,7 @@ def kinds_needed(transcribes: bool, audits: bool) -> list[Kind]:
 
 
 def missing_warning(unset: Sequence[str], kinds: Collection[Kind]) -> str | None:
-    """Return a warning that names those of the `unset` knobs that belong to connections of these kinds; None if there
-    are none."""
+    """Return a warning that names the `unset` knobs of connections of these kinds; None if all of them are set."""
     knobs: dict[Kind, str] = {"crm": "CRM_", "speech": "ELEVENLABS_", "llm": "LLM_"}
     missing = [name for name in unset if any(name.startswith(knobs[kind]) for kind in kinds)]
     return f"Not set on this server: {', '.join(missing)}. The run will fail without them." if missing else None

@@ -78,19 +78,20 @@ class Snapshot:
 
     @property
     def own_key(self) -> dict[str, Any] | None:
-        """Payload that tells an item to use the schedule's own API key (its name, never the key); None if it has
-        none."""
+        """The payload that tells an item to use the schedule's own API key; it names the schedule, never the key. None
+        if the schedule has no key of its own."""
         return {"own_key_of": str(self.schedule_id)} if self.has_key else None
 
     async def crm_lane(self, connection: Connection, stage: Stage, run: Run) -> Lane | None:
-        """Return the lane of the key that the run reads the CRM with; None: the stage's own."""
+        """Return the lane of the API key with which the run reads the CRM; None if that is the lane that the stage
+        declares."""
         apart = lanes.of_schedule(self.schedule_id) if self.has_key else ""
         return (await lanes.of_tenants(connection, "crm", stage.lane, [run.tenant_id], apart))[run.tenant_id]
 
 
 async def make(connection: Connection, run: Run) -> bool:
-    """Store the snapshot, unless the run has one: that one stays, even if the schedule changes. Return True if it was
-    stored. Raise NoSchedule if the schedule is missing, deleted or switched off."""
+    """Store the snapshot of the run's settings and return True. A run that has a snapshot keeps it, even if the
+    schedule has changed: return False. Raise NoSchedule if the schedule is missing, deleted or switched off."""
     if await fetch_row(connection, LOAD, (run.id,)) is not None:
         return False
     if run.schedule_id is None:
@@ -121,7 +122,7 @@ async def make(connection: Connection, run: Run) -> bool:
 
 
 async def load(connection: Connection, run: Run) -> Snapshot:
-    """Return the stored snapshot of a run."""
+    """Return the snapshot of a run, which its first step has stored."""
     ((kept, ids),) = await fetch_rows(connection, LOAD, (run.id,))  # stored by the first step of the run
     selection = {name: value for name, value in kept["selection"].items() if name != "fiche_ids_given"}
     return Snapshot(

@@ -67,9 +67,9 @@ class AutomationRedrive(Redrive):
         return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
 
     async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
-        """Count the transcripts and audits that are still to be made. The time is estimated for transcripts, by the
-        rate of their lane. The cost of transcripts is their price, that of audits the recent cost of audits with these
-        configs."""
+        """Return how many transcripts and audits a redrive of these fiches would make, with time and cost as far as
+        they are known. The time is that of the transcripts, at the rate of their lane. The cost of transcripts is their
+        price, that of audits the average cost of recent audits with these configs."""
         row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
         if row is None or not targets:
             return Estimate()
@@ -116,8 +116,9 @@ async def start(
     override: Override | None,
     **how: Any,
 ) -> Started:
-    """Start a run of the schedule. `how` has further fields of its `Start`, such as the run that it repeats. Raise
-    Conflict if the schedule is switched off."""
+    """Start a run of the schedule. `override`: changes to its selection for this run; `how`: further fields of the
+    run's `Start`, such as the run that it redrives. Raise NotFound if the tenant has no such schedule, InvalidInput if
+    the changed selection is not valid, Conflict if the schedule is switched off or the tenant lacks a connection."""
     key = f"automation-manual-{uuid7(time.time_ns() // 1_000_000)}"
     given = None if override is None else override.model_dump(mode="json", exclude_unset=True)
     async with connection.transaction():
@@ -145,8 +146,9 @@ async def start(
 
 
 def override_of(instead: Mapping[str, Any] | None) -> Override | None:
-    """Return the override of the selection from the fields that differ for one run; raise InvalidInput for any other
-    field. A list of fiches sets mode `manual`."""
+    """Return the override of a selection from the fields of the plan that differ for one run; None if there are none. A
+    list of fiches sets mode `manual`. Raise InvalidInput if a field other than the selection differs, or if it is not
+    valid."""
     if not instead:
         return None
     if set(instead) != {"fiche_selection"} or not isinstance(instead["fiche_selection"], dict):
@@ -177,7 +179,8 @@ async def fire(
 async def warnings(
     connection: Connection, tenant: str, schedule_id: int, override: Override | None, config: Config
 ) -> list[str]:
-    """Return warnings about foreseeable problems of a run. The number of fiches is known for a manual list only."""
+    """Return warnings about foreseeable problems of a run with this override. The number of fiches is known for a
+    manual list only."""
     row = await load(connection, tenant, schedule_id)
     selection = merged(selection_of(row), override)
     # Audits need transcripts, too: without a stage of their own they are made within the time of the audit stage.

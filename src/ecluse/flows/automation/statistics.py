@@ -34,10 +34,10 @@ SELECT s.id, r.id FROM unnest(%s::bigint[]) AS s(id), LATERAL (
 
 
 def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) -> Status | None:
-    """Return the schedule's last status after a run has ended; None: unchanged. For a redrive, it follows from the
-    latest outcomes of the targets of the run that it belongs to (`redriven`), if that was the schedule's last run. A
-    redrive takes failed targets only, so it never makes the status worse; a run stays cancelled while some of its
-    targets were never finished."""
+    """Return the last status of a schedule after a run has ended with the status `came_to`; None if it stays unchanged.
+    After a redrive it follows from `redriven`, the latest outcomes of the targets of the run that was redriven (None if
+    that was not the schedule's last run). A redrive takes failed targets only, so it never makes the status worse; a
+    run stays cancelled while some of its targets were never finished."""
     if not is_redrive:
         return came_to
     if redriven is None:
@@ -46,7 +46,8 @@ def last_run_status(came_to: Status, redriven: Row | None, *, is_redrive: bool) 
 
 
 async def add(connection: Connection, ended: Sequence[Row]) -> None:
-    """Add ended runs to the statistics of their schedules, in the transaction that ends these runs."""
+    """Add ended runs to the statistics of their schedules, in the transaction that ends these runs. `ended`: rows of
+    `events.SUM_UP`."""
     redrives = [row for row in ended if row["redrive_of"] is not None]
     first = await first_of(connection, [row["id"] for row in redrives]) if redrives else {}
     last: dict[int, int] = {}

@@ -60,10 +60,12 @@ RUN_COLUMNS = ("id", "schedule_id", "status", "started_at", "selected", "success
 
 
 async def longest(look: Look) -> Row:
+    """Return the parameter of the list of schedules: the time after which an open run is stale."""
     return {"longest": look.state.automation.config.longest}
 
 
 async def known_schedule(look: Look, schedule_id: Any) -> None:
+    """Raise NotFound if `schedule_id` is given and the tenant never had such a schedule."""
     if schedule_id is not None:
         wanted = number("automation schedule", str(schedule_id))
         await queries.require_schedule(look.connection, look.tenant, wanted)
@@ -122,8 +124,8 @@ surface.listing(
     ),
 )
 async def create_automation_schedule(act: Act, body: Plan) -> Row:
-    """Create a schedule; it is due for times from now on. Fields are accepted in snake_case and in camelCase. The
-    response holds the secret that its webhook is signed with, if it has one; it is not shown again."""
+    """Create a schedule; only due times from now on are fired. Fields are accepted in snake_case and in camelCase. The
+    response holds the secret that signs its webhook, if it has one; it is not shown again."""
     await act.require_room("schedules")
     made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
@@ -174,7 +176,7 @@ async def rotate_schedule_secret(act: Act, schedule_id: ScheduleNumber) -> Row:
 
 @surface.operation("DELETE", SCHEDULE, needs=WRITE, answer=Deleted, action="automation_schedule.delete", subject=ABOUT)
 async def delete_automation_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
-    """Delete a schedule: it is not due any more, and not listed. Its runs can be read as before; an open run
+    """Delete a schedule: it starts no more runs, and is not listed. Its runs can be read as before; an open run
     finishes."""
     await schedules.delete(act.connection, act.tenant, schedule_id)
     return {"id": schedule_id, "deleted": True}

@@ -80,8 +80,8 @@ FROM unnest(%s::text[], %s::bigint[]) AS t(fiche_id, run) WHERE f.run_id = %s AN
 
 
 class Late(NamedTuple):
-    """A fiche that lacks transcripts after the gate; `missing` is their number, `waited` has the causes for which some
-    of them waited; `code` and `error` are its first cause, if one of its recordings has failed."""
+    """A fiche that lacks transcripts after the gate: `missing` is their number; `waited` has up to NAMED causes for
+    which recordings waited; `code` and `error` are the fiche's first known cause, None if there is none."""
 
     fiche_id: str
     missing: int
@@ -93,7 +93,7 @@ class Late(NamedTuple):
 
     @property
     def late(self) -> int:
-        """The number of recordings whose only known cause is that their time was over."""
+        """The number of recordings without a known cause but that their time was over."""
         if self.code is None:
             return self.missing
         return 0 if self.failed is None else max(0, self.missing - self.failed)
@@ -120,8 +120,9 @@ class Transcripts:
     rounds: int
 
     async def dispatch(self, connection: Connection, run: Run, max_wait: timedelta) -> int:
-        """Start the transcription runs, and return the number of fiches. Idempotent: a known event id already has its
-        run."""
+        """Start a transcription run for every fiche that lacks a transcript (for every fiche, if the schedule does not
+        skip transcribed ones), and return their number. Warn if `max_wait` is too short for the recordings. Idempotent:
+        a known event id already has its run."""
         wanted = await snapshot.load(connection, run)
         rows = await fetch_rows(connection, FICHES, {"run": run.id})
         fiche_ids = [fiche for fiche, missing in rows if missing or not wanted.skip_if_transcribed]
@@ -134,19 +135,20 @@ class Transcripts:
         return len(fiche_ids)
 
     async def count(self, connection: Connection, run: Run) -> Counted:
-        """Return the counts of the gate's units."""
+        """Return how many recordings the gate expects, and how many are transcribed, failed, and failed for good."""
         (row,) = await fetch_rows(connection, COUNT, {"run": run.id})
         return Counted(*row)
 
     async def take_over(self, connection: Connection, run: Run, round_: int) -> None:
-        """Start runs for fiches whose transcription run was not started by this run and has ended unfinished."""
+        """Start runs for fiches whose transcription run was not started by this run and has ended unfinished. `round_`:
+        the current round."""
         left = await fetch_column(connection, LEFT_BY_OTHERS, {"run": run.id})
         if left:
             wanted = await snapshot.load(connection, run)
             await self._start(connection, run, left, wanted.transcription_priority, round_)
 
     async def again(self, connection: Connection, run: Run, round_: int) -> None:
-        """Start another round for fiches that may succeed. Idempotent: a fiche in progress is left out, and event ids
+        """Start round `round_` for fiches that may succeed. Idempotent: a fiche in progress is left out, and event ids
         are computed."""
         wanted = await snapshot.load(connection, run)
         fiche_ids = await fetch_column(connection, HEALABLE, {"run": run.id})
@@ -212,5 +214,5 @@ def _event_id(run: Run, fiche_id: str, round_: int) -> str:
 
 
 def _known(late: Sequence[Late]) -> list[str]:
-    """Return examples of fiches with a known cause, for the log."""
+    """Return up to SAMPLE examples of fiches with a known cause, for the log."""
     return [f"{one.fiche_id}: {one.error}" for one in late if one.code is not None][:SAMPLE]

@@ -14,7 +14,7 @@ from ecluse.flows.fiches.fetch import Fetched, fetch_fiche, save_details
 
 
 async def revalidate(context: WorkContext, item: Item) -> Result:
-    """Read the sales list of a day from the CRM. The work of the stage `revalidate`."""
+    """Read the sales list of the item's day from the CRM. The work of the stage `revalidate`."""
     vendors: Vendors = context.vendors
     sales = await vendors.crm(context, item, lambda crm: crm.sales(date.fromisoformat(item.key)))
     rows = [fiche.model_dump(mode="json") for fiche in sales.fiches]
@@ -30,8 +30,8 @@ async def save_sales(connection: Connection, saved: Sequence[Saved]) -> None:
 
 
 async def fetch(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche from the CRM, cached or not. The work of the stage `fetch`. A fiche that the CRM does not know is
-    stored as such; it is not a failure."""
+    """Fetch a fiche from the CRM, even if it is cached. The work of the stage `fetch`. A fiche that the CRM does not
+    know is stored as such; it is not a failure."""
     vendors: Vendors = context.vendors
     answer = await vendors.crm(context, item, lambda crm: fetch_fiche(crm, item.key))
     return Done({"found": answer["found"]}, kept=answer.get("details"))
