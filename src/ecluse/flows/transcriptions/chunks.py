@@ -57,7 +57,8 @@ def _in_order(piece: Chunk) -> bool:
 
 
 def _pieces(words: Sequence[Word]) -> Iterator[tuple[str | None, float | None, float | None, str]]:
-    """Yield the chunks of the words. Blanks never begin a new chunk, whatever their speaker or times."""
+    """Yield speaker, start, end and text of each chunk of these words. Blanks never begin a new chunk, whatever their
+    speaker or times."""
     piece: list[Word] = []
     last: Word | None = None  # the last one that is not blank
     length = 0
@@ -82,7 +83,7 @@ def _breaks(before: Word, word: Word, length: int) -> bool:
 
 
 def _piece(words: Sequence[Word]) -> tuple[str | None, float | None, float | None, str]:
-    """Return speaker, start, end and text of a chunk."""
+    """Return speaker, start, end and text of a chunk of these words, of which at least one is not blank."""
     spoken = [word for word in words if word.text.strip()]
     return spoken[0].speaker_id, spoken[0].start, spoken[-1].end, _joined(words)
 
@@ -95,7 +96,8 @@ def _joined(words: Sequence[Word]) -> str:
 
 
 def _of_text(text: str) -> Iterator[str]:
-    """Yield chunks of whole sentences as long as they fit; cut a sentence that is too long between words."""
+    """Yield the text in chunks of whole sentences, at most LONGEST characters each. A longer sentence is cut between
+    words; a longer word stays whole."""
     parts = [part for sentence in SENTENCE.split(text.strip()) if sentence for part in _cut(sentence)]
     if not parts:
         return
@@ -110,7 +112,7 @@ def _of_text(text: str) -> Iterator[str]:
 
 
 def _cut(sentence: str) -> Iterator[str]:
-    """Yield the sentence in parts that are not too long, cut between words."""
+    """Yield the sentence in parts of at most LONGEST characters, cut between words; a longer word stays whole."""
     while len(sentence) > LONGEST:
         at = sentence.rfind(" ", 1, LONGEST + 1)
         at = at if at > 0 else sentence.find(" ", LONGEST)

@@ -35,7 +35,8 @@ class Config:
     default_length: timedelta = timedelta(minutes=10)
 
     def cost(self, seconds: float | None) -> Decimal | None:
-        """Return the price of a recording of this length; None if the model has none."""
+        """Return the price of a recording of this length in seconds (None: `default_length`), rounded up. Return None
+        if the model has no price."""
         price = self.prices.get(self.speech.model)
         if price is None:
             return None

@@ -64,8 +64,8 @@ class Progress:
 
 
 async def news(progress: Progress, connection: Connection, over: Sequence[FinishedItem]) -> list[EphemeralEvent]:
-    """Return the realtime events about finished recordings, and progress events where they are due. Used as the `news`
-    of both stages."""
+    """Log finished recordings and return the realtime events about them, with progress events where they are due. Used
+    as the `news` of the stages `known` and `recordings`."""
     began = time.monotonic()
     events = [_recording(one) for one in over]
     for run_id, (fiche_id, counts) in (await counts_of(connection, {one.item.run_id for one in over})).items():
@@ -82,7 +82,7 @@ async def news(progress: Progress, connection: Connection, over: Sequence[Finish
 
 
 def _recording(one: FinishedItem) -> EphemeralEvent:
-    """Return the realtime event about a finished recording."""
+    """Log a finished recording, and return the realtime event about it."""
     item, code = one.item, None if one.status == "succeeded" else one.error_code or one.status
     cached = bool(one.result and one.result.get("cached"))
     payload = rules.recording_over(
@@ -95,8 +95,8 @@ def _recording(one: FinishedItem) -> EphemeralEvent:
 
 
 async def counts_of(connection: Connection, runs: set[int]) -> dict[int, tuple[str, Counts]]:
-    """Return fiche id and counts of the runs that have a plan, by run id: frozen if the run has ended, otherwise
-    current."""
+    """Return fiche id and counts of the runs that have a plan, by run id: the frozen counts if the run has ended,
+    otherwise the current ones."""
     return {row[0]: (row[1], Counts(*row[2:])) for row in await fetch_rows(connection, COUNTS, (list(runs),))}
 
 

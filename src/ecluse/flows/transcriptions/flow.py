@@ -72,7 +72,8 @@ class Taken(Refused):
 
 
 class FicheTranscribe(BaseModel):
-    """Input of a run: the event `fiche/transcribe`. `refresh` is false if a parent run has just fetched the fiche."""
+    """Input of a transcription run: the payload of the event `fiche/transcribe`. `refresh` is false if a parent run has
+    just fetched the fiche."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -136,8 +137,9 @@ class Transcription:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Open the first stage of new runs. Each run must get the lease on its fiche, and its tenant must have
-        connections to the vendors; if one does not, raise Taken or Conflict, and none begins."""
+        """Open the first stage of new runs; plan a run at once if it need not refresh and its fiche is cached. Raise
+        Taken if another run holds the lease on a fiche, Conflict if a tenant lacks a connection to a vendor: none of
+        the runs begins then."""
         tenants = {run.tenant_id for run in runs}
         await connections.require(connection, [(tenant, kind) for tenant in tenants for kind in ("crm", "speech")])
         fiches = [run.input["fiche_id"] for run in runs]
@@ -170,7 +172,8 @@ class Transcription:
             await plan.plan(connection, known, self.known, self.recordings, self.config)
 
     async def _plan(self, connection: Connection, saved: Sequence[Saved]) -> None:
-        """Store the fetched fiches and plan their runs. Used as the `save` of the stage `refresh`."""
+        """Store the fetched fiches and plan their runs, in the commit that stores the results. Used as the `save` of
+        the stage `refresh`."""
         await save_details(connection, [Fetched(one.item.tenant_id, one.item.key, one.kept) for one in saved])
         runs = [
             Run(item.run_id, item.tenant_id, item.flow, item.event_key, item.payload, item.correlation_id)

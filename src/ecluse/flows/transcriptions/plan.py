@@ -67,8 +67,8 @@ class Plan(NamedTuple):
     def items(
         self, paid: Collection[tuple[str, bytes]], needs_no_call: bool | None, lane: Lane | None = None
     ) -> list[NewItem]:
-        """Return the items that need no call (True), those for the provider (False), or all (None). `lane`: see
-        `NewItem`."""
+        """Return the items of the recordings that need no call (`needs_no_call` True), of those for the provider
+        (False), or of all (None). `paid`: the paid results that exist, as (tenant, key); `lane`: see `NewItem`."""
         made = []
         for index, target in enumerate(self.targets, 1):
             is_paid = (self.run.tenant_id, target.key) in paid
@@ -134,7 +134,7 @@ def _trace(one: Plan, config: Config) -> None:
 
 
 async def _facts(connection: Connection, runs: Sequence[Run], config: Config) -> list[Plan]:
-    """Compute the plans of these runs from the recordings in the database."""
+    """Return the plans of these runs, computed from the recordings in the database."""
     by_id = {run.id: run for run in runs}
     rows = await fetch_rows(connection, FACTS, (list(by_id),))
     return [
@@ -156,7 +156,7 @@ async def _facts(connection: Connection, runs: Sequence[Run], config: Config) ->
 
 
 async def _paid_for(connection: Connection, plans: Sequence[Plan]) -> set[tuple[str, bytes]]:
-    """Return the keys, with their tenants, of the targets that have a paid result already."""
+    """Return the (tenant, key) pairs of the planned recordings that have a paid result already."""
     keys = [(one.run.tenant_id, target.key) for one in plans for target in one.targets if target.url.strip()]
     if not keys:
         return set()

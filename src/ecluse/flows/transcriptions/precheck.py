@@ -22,7 +22,7 @@ LEFT JOIN leases l ON l.tenant_id = k.tenant_id AND l.key = k.key AND l.ended_at
 
 
 class CheckedRecording(NamedTuple):
-    """The state of an item's recording just before the call."""
+    """The state of an item's recording just before the call to the provider."""
 
     exists: bool
     transcribed: bool
@@ -32,7 +32,7 @@ class CheckedRecording(NamedTuple):
 
 
 class Looks(BatchedQuery[CheckedRecording]):
-    """The check, shared by items."""
+    """Batches the checks of items that start at about the same moment (`look`)."""
 
     def __init__(self) -> None:
         super().__init__(look)
@@ -57,7 +57,7 @@ async def look(connection: Connection, items: Sequence[Item]) -> dict[int, Check
 
 
 async def _look(connection: Connection, items: Sequence[Item]) -> dict[int, CheckedRecording]:
-    """Read the state of each item's recording, and which run holds its lock."""
+    """Return the state of each item's recording and the run that holds its lock, by item id."""
     rows = await fetch_rows(connection, LOOK, [list(column) for column in zip(*map(_row, items), strict=True)])
     return {item: CheckedRecording(*state) for item, *state in rows}
 

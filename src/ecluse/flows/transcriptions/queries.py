@@ -61,6 +61,8 @@ WHERE f.tenant_id = %s AND f.fiche_id = %s AND r.call_id = %s
 
 
 async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
+    """Return the transcription status of a fiche: coverage, each recording with its state, the open or last run, and
+    the lease. Raise NotFound if the tenant has neither fetched the fiche nor a transcription run of it."""
     given = {"tenant": tenant, "fiche": fiche_id}
     fiche = await fetch_one(connection, dict, FICHE, given)
     run = await fetch_one(connection, dict, RUN, given)
@@ -165,12 +167,14 @@ def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
 
 
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:
+    """Raise NotFound if the tenant has neither the fiche in its cache nor a transcription run of it."""
     if await fetch_row(connection, KNOWN, {"tenant": tenant, "fiche": fiche_id}) is None:
         raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")
 
 
 async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:
-    """Return the transcript of one recording: with its words if they were stored, otherwise the text alone."""
+    """Return the transcript of one recording: with its words if they were stored, otherwise the text alone. Raise
+    NotFound if the fiche has no such recording, or the recording no transcript."""
     row = await fetch_one(connection, dict, TRANSCRIPT, (tenant, fiche_id, call_id))
     if row is None:
         raise NotFound(f"There is no recording {call_id} of fiche {fiche_id}.")

@@ -63,7 +63,8 @@ def speech_key(call_id: str, url: str, wanted: Speech) -> bytes:
 
 
 def without_query(url: str) -> str:
-    """Return the URL for logs, its query hidden: a signature is a secret."""
+    """Return the URL as logs show it: scheme, host and path. A query is hidden, because its signature is a secret;
+    user, port and fragment are left out."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}{'?***' if parts.query else ''}"
 
@@ -123,8 +124,7 @@ def started(fiche_id: str, run_id: int, counts: Counts, priority: str) -> dict[s
 def recording_over(
     fiche_id: str, run_id: int, call_id: str, *, cached: bool = False, code: str | None = None, error: str | None = None
 ) -> dict[str, Any]:
-    """Return the payload of the events about a finished recording, succeeded or failed
-    (`transcription/recording.transcribed`)."""
+    """Return the payload of the events about a finished recording. `code`: its error code; None if it succeeded."""
     payload = {**about(fiche_id, run_id), "call_id": call_id, "ok": code is None, "cached": cached}
     return payload if code is None else {**payload, "error": error or code, "error_code": code}
 

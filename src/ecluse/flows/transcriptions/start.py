@@ -95,9 +95,10 @@ async def start(
     parent_run_id: int | None = None,
     correlation_id: str | None = None,
 ) -> list[StartedFiche]:
-    """Start one run per fiche, or attach to the open one, in the order given and in one transaction (nested in the
-    caller's, if there is one). `again`: the event ids are those of a day; after such a run has ended, a repetition gets
-    the next retry suffix."""
+    """Start one transcription run per fiche or attach to its open run, in one transaction (nested in the caller's, if
+    there is one); return the results in the order given. `again`: the event ids are those of a day; after such a run
+    has ended, a repetition gets the next retry suffix. Raise Taken if a lease has changed hands in all of TRIES
+    attempts."""
     given = {"priority": priority, "wait_for_completion": wait_for_completion, "refresh": refresh}
     wanted = [
         Start(
@@ -159,7 +160,8 @@ async def _start(connection: Connection, tenant: str, wanted: Sequence[Start]) -
 async def _attach(
     connection: Connection, tenant: str, late: Sequence[Start], busy: dict[str, int]
 ) -> dict[str, StartedFiche]:
-    """Attach these starts to the runs in `busy`: emit a status check for each, log it, and wake the workers."""
+    """Attach these starts to the runs in `busy` (by fiche id): emit a status check for each, log it, and wake the
+    workers. Return the results by fiche id."""
     if not late:
         return {}
     runs = {run.id: run for run in await load_runs(connection, busy.values())}

@@ -53,7 +53,8 @@ JOIN speech_results s ON s.tenant_id = k.tenant_id AND s.key = decode(k.key, 'he
 
 
 async def save_recordings(connection: Connection, saved: Sequence[Saved]) -> None:
-    """Store the transcripts of finished calls. Used as the `save` of the stage `recordings`."""
+    """Store the transcripts of finished calls; items that needed no call are skipped. Used as the `save` of the stage
+    `recordings`."""
     fresh = [one for one in saved if one.kept is not None]
     if not fresh:
         return

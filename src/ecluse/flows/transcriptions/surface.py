@@ -213,8 +213,8 @@ LOGS = Listing(
     command=Command("transcriptions batch", arguments=("fiche_ids",)),
 )
 async def transcribe_batch(act: Act, body: Batch) -> Row:
-    """Queue many fiches, each once a day. A fiche that is being transcribed is returned with its run; a fiche whose run
-    of today has ended is queued again."""
+    """Queue many fiches. A fiche that is being transcribed gets no second run: the answer names its open run. A fiche
+    whose run of today has ended is queued again."""
     if why := ids.why_not(body.fiche_ids):
         raise InvalidInput(f"fiche_ids: {why}. Nothing was queued.")
     fiche_ids = list(dict.fromkeys(body.fiche_ids))
@@ -249,8 +249,8 @@ async def transcribe_batch(act: Act, body: Batch) -> Row:
     command=Command("transcriptions start", follows="run_id"),
 )
 async def transcribe_fiche(act: Act, fiche_id: FicheInPath, priority: Priority = "normal") -> Row:
-    """Queue one fiche now; every request is an event of its own. A fiche that is being transcribed gets no second
-    run."""
+    """Queue one fiche now; every request is an event of its own. A fiche that is being transcribed gets no second run:
+    the answer names its open run."""
     if (await act.request.body()).strip() not in (b"", b"{}"):
         raise InvalidInput(
             "The request must have no body: the priority is the query parameter ?priority=. Nothing was queued."
@@ -310,7 +310,7 @@ async def show_transcript(look: Look, fiche_id: FicheInPath, call_id: str) -> Ro
 
 async def _queue(act: Act, fiche_ids: list[str], priority: str, *, day: date | None = None) -> list[StartedFiche]:
     """Start one run per fiche, or attach to the open one: with a `day`, as the event of that day; without, as an event
-    of its own."""
+    of its own. Raise Refused for an unknown priority, too many requests for a fiche, or an exhausted budget."""
     if priority not in PRIORITIES:
         raise Refused(400, "INVALID_PRIORITY", f"A priority is one of {', '.join(PRIORITIES)}.")
     most: int = act.state.transcriptions.requests_per_minute

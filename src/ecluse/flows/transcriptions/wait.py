@@ -53,9 +53,10 @@ async def start_and_wait(
     event_id: str | None = None,
     parent_run_id: int | None = None,
 ) -> Transcribed:
-    """Start a run or attach to the open one; if `wanted` asks for it, wait for its end, for at most `max_wait`. The
-    wait is for the run's row, not for its event, which may be published just before the wait begins. A wait that times
-    out sets `timed_out` and raises nothing: the caller decides."""
+    """Start a run of a fiche or attach to its open one; if `wanted.wait_for_completion`, wait for its end, for at most
+    `max_wait`. The wait is for the run's row, not for its event, which may be published just before the wait begins. A
+    wait that times out sets `timed_out` and raises nothing: the caller decides. `event_id`: by default one of this
+    request alone."""
     async with kit.pool.connection() as connection:
         (started,) = await start(
             connection,

@@ -66,7 +66,7 @@ class Stuck(NamedTuple):
 
 
 async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> None:
-    """Warn of stalled runs, and give up the due items of those that were warned of a stall period ago; clear the mark
+    """Warn of stalled runs, and give up the due items of runs that were warned of at least `stall` ago; clear the mark
     of runs that move again. Called at intervals by every replica. `lanes` names the lanes that the flow declares."""
     given: dict[str, Any] = {"stall": stall, "lanes": lanes, "flow": rules.FLOW}
     async with connection.transaction():
@@ -99,9 +99,9 @@ async def watch(stall: timedelta, lanes: list[str], connection: Connection) -> N
 
 
 async def _give_up(connection: Connection, lost: dict[int, list[Stuck]], patience: timedelta) -> list[Event]:
-    """Fail the due items of these runs and return their events; `patience` is the time for which they have waited.
-    Retries that are not due yet keep waiting. No worker commits these items, so their `recording_failed` events are
-    written here."""
+    """Fail the due items of these runs and return their `recording_failed` events, which no worker writes because no
+    worker commits these items. `patience` is the time for which the items have waited. Retries that are not due yet
+    keep waiting."""
     why = f"No worker claimed it for {patience.total_seconds() / 60:g} minutes, though nothing held it back."
     late = {one.stage: one.since for several in lost.values() for one in several}
     for stage, since in sorted(late.items()):

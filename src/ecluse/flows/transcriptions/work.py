@@ -24,7 +24,8 @@ UNCONFIGURED_SECONDS = 60.0
 
 
 async def refresh(context: WorkContext, item: Item) -> Result:
-    """Fetch a fiche again from the CRM. The work of the stage `refresh`."""
+    """Fetch a fiche again from the CRM. The work of the stage `refresh`. Raise NonRetriableError if there is no key for
+    speech-to-text, PermanentError if the CRM does not know the fiche."""
     vendors: Vendors = context.vendors
     if not await vendors.has_key(context, item, "speech"):
         raise NonRetriableError(
@@ -40,7 +41,8 @@ async def refresh(context: WorkContext, item: Item) -> Result:
 
 
 async def settle_known(_: WorkContext, item: Item) -> Result:
-    """Settle a recording without a call: it was paid for earlier, or it has no URL. The work of the stage `known`."""
+    """Settle a recording without a call: it succeeds if its transcript was paid for earlier; otherwise it has no URL,
+    and PermanentError is raised. The work of the stage `known`."""
     if item.payload["paid"] is None:
         raise PermanentError("The CRM has no URL for this recording.", code=rules.NO_URL)
     return Done({"cached": True})
@@ -48,7 +50,8 @@ async def settle_known(_: WorkContext, item: Item) -> Result:
 
 async def transcribe_recording(config: Config, context: WorkContext, item: Item) -> Result:
     """Have the provider transcribe a recording. The work of the stage `recordings`. No call is made if the recording
-    has a transcript by now, or if another run holds its lock (then the item is postponed)."""
+    has a transcript by now; if it is gone or has no URL any more (PermanentError); or if there is no key in this
+    process or another run holds the recording's lock (the item is postponed)."""
     vendors: Vendors = context.vendors
     if not await vendors.has_key(context, item, "speech"):
         # The key is missing in this process only; another replica may have it.
@@ -100,7 +103,9 @@ async def transcribe_recording(config: Config, context: WorkContext, item: Item)
 
 
 async def _have_written(audio: AudioSource | None, url: str, speech: ElevenLabs) -> Transcript:
-    """Return the transcript of the recording at this URL; with `audio` it is downloaded and uploaded."""
+    """Return the provider's transcript of the recording at this URL. With `audio`, Ecluse downloads the recording and
+    uploads it; without, the provider gets the URL. Errors of the download count as unambiguous: nothing was paid
+    for."""
     if audio is None:
         return await speech.transcribe(source_url=url)
     try:
