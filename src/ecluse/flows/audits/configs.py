@@ -81,7 +81,7 @@ async def create(connection: Connection, tenant: str, given: Mapping[str, Any]) 
 
 async def update(connection: Connection, tenant: str, config_id: int, given: Mapping[str, Any]) -> Row:
     """Update a config and return its row. A changed text, step or model makes a new version; switching it on or off, or
-    unchanged values, make none. Raise NotFound if there is no such config."""
+    unchanged values, make none. Raise NotFound if the tenant has no such config."""
     known = await show(connection, tenant, config_id, lock=True)
     changed = {name: value for name, value in given.items() if value != known[name]}
     if not changed:
@@ -100,7 +100,7 @@ async def update(connection: Connection, tenant: str, config_id: int, given: Map
 
 async def delete(connection: Connection, tenant: str, config_id: int) -> None:
     """Mark a config as deleted: it is not used any more. Audits that were made with it still refer to their version.
-    Raises NotFound."""
+    Raise NotFound if the tenant has no such config."""
     cursor = await connection.execute(
         "UPDATE audit_configs SET deleted_at = ecluse_now(), updated_at = ecluse_now()"
         " WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL",
@@ -111,8 +111,8 @@ async def delete(connection: Connection, tenant: str, config_id: int) -> None:
 
 
 async def show(connection: Connection, tenant: str, config_id: int, *, lock: bool = False) -> Row:
-    """Return the row of a config; raise NotFound if there is none. `lock`: keep it locked until the end of the
-    transaction."""
+    """Return the row of a config; raise NotFound if the tenant has no such config, or it was deleted. `lock`: keep it
+    locked until the end of the transaction."""
     sql = f"SELECT {COLUMNS} FROM audit_configs WHERE tenant_id = %s AND id = %s AND deleted_at IS NULL"  # noqa: S608
     row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), [tenant, config_id])
     if row is None:
@@ -129,7 +129,8 @@ class Snapshot(NamedTuple):
 
 
 async def snapshots(connection: Connection, wanted: Sequence[tuple[int, int]]) -> list[Snapshot]:
-    """Return the content of these versions, given as (config id, version)."""
+    """Return the content of these versions, given as (config id, version). A version that does not exist is left
+    out."""
     return await fetch_all(
         connection,
         Snapshot,

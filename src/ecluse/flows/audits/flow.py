@@ -85,7 +85,7 @@ def audit_stage(
 
 
 class AuditRun(BaseModel):
-    """Input of the event `audit/run`, requested by hand."""
+    """Input of a run of one audit, requested by hand: the payload of the event `audit/run`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -122,7 +122,8 @@ class Audit:
 
 
 def _require(run: Run, fiche: int | None, config: int | None, active: bool | None) -> None:
-    """Raise if the fiche or the config of a run does not exist, or the config is disabled."""
+    """Raise NotFound if the fiche of a run is not cached or its config does not exist, Refused (409) if the config is
+    not active."""
     if fiche is None:
         raise NotFound(f"There is no fiche {run.input['fiche_id']}: it has to be fetched and transcribed first.")
     if config is None:
@@ -133,6 +134,6 @@ def _require(run: Run, fiche: int | None, config: int | None, active: bool | Non
 
 
 async def _ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """Mark the failed audits of ended runs as failed, by `record_failures`. The `ended` of the flow."""
+    """Mark the unfinished audits of ended runs as failed (`record_failures`). Used as the `ended` of the flow."""
     await store.record_failures(connection, [run.id for run in runs])
     return ()

@@ -63,8 +63,8 @@ async def plan_audits(
     schedule_id: int | None = None,
 ) -> list[NewItem]:
     """Plan an audit of every fiche with every config. Return the items, each with its row, for a stage made by
-    `audit_stage`, whose lane is `lane`; `model` is that of the environment. A fiche that is not in the cache gets
-    none."""
+    `audit_stage`, whose lane is `lane`; `model`: the model of the environment. A fiche that is not in the cache gets no
+    audit."""
     wanted = [
         AuditToPlan(run.tenant_id, run.id, fiche_id, config.id, config.version, use_rlm, "automation", schedule_id)
         for fiche_id in fiche_ids
@@ -76,8 +76,9 @@ async def plan_audits(
 async def plan(
     connection: Connection, wanted: Sequence[AuditToPlan], lane: Lane, model: str | None
 ) -> dict[int, list[NewItem]]:
-    """Insert the audits of many runs, each once. Return the items by run id. Each is called in the lane,
-    beneath `lane`, of its tenant's connection and of its config's model, where that is not the connection's own."""
+    """Insert the audits of many runs, each once, and return their items by run id. An item gets the lane beneath `lane`
+    of its tenant's connection, and of its config's model if that is not the model of the connection; `model`: the model
+    of the environment."""
     async with connection.transaction():
         for start in range(0, len(wanted), CHUNK):
             await connection.execute(PLAN, (as_json(wanted[start : start + CHUNK]),))

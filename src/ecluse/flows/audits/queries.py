@@ -1,4 +1,5 @@
-"""The query for one audit in full, limited to the fiches that a caller may see."""
+"""Queries about audits: one audit in full, limited to the fiches that a caller may see, and the unverified steps of a
+run."""
 
 from __future__ import annotations
 
@@ -28,15 +29,16 @@ GROUP BY fiche_id
 
 
 async def unverified_steps(connection: Connection, tenant: str, run_id: int) -> dict[str, int]:
-    """Return how many steps in the audits of a run rest on quotes that no transcript has: by fiche, without zeros."""
+    """Return the number of unverified steps in the audits of a run, by fiche; fiches without any are left out."""
     return dict(await fetch_rows(connection, UNVERIFIED, {"tenant": tenant, "run": run_id}))
 
 
 async def show_audit(
     connection: Connection, tenant: str, audit_id: int, *, visible: tuple[str, Row] = ("true", {})
 ) -> Row:
-    """Return an audit with its result and the config version that it was made with. Raise NotFound for an audit that
-    the caller may not see."""
+    """Return an audit with its result and the config version that it was made with. Raise NotFound if the tenant has no
+    such audit, or the caller may not see its fiche. `visible`: the condition on `fiche_states` for the caller, and its
+    parameters."""
     condition, parameters = visible
     given = {"tenant": tenant, "id": audit_id, **parameters}
     audit = await fetch_one(connection, dict, SHOW.format(visible=condition), given)

@@ -93,8 +93,8 @@ def schema(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def read(steps: Sequence[Step], content: Any) -> list[Answered]:
-    """Parse the model's answer; return the answers in the order of the steps. Raise ValueError if it breaks the schema,
-    which not every server enforces."""
+    """Return the model's answers in the order of the steps; long comments and quotes are cut, and quotes beyond
+    MOST_QUOTES dropped. Raise ValueError if the content breaks the schema, which not every server enforces."""
     given: Mapping[str, _Given] = _GIVEN.validate_python(content)
     wanted = {key_of(n): step for n, step in enumerate(steps, 1)}
     if set(given) != set(wanted):

@@ -62,12 +62,13 @@ class Recording(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text in which positions of quotes are counted."""
+        """The turns, joined by blanks. Positions of quotes are counted in this text."""
         return " ".join(self.texts)
 
 
 class AuditInput(NamedTuple):
-    """The data with which the work of an audit item starts."""
+    """The input of an audit item: the config's content, the transcripts, and the score if the audit is completed
+    already."""
 
     asked: ConfigContent
     recordings: Sequence[Recording]
@@ -75,14 +76,15 @@ class AuditInput(NamedTuple):
 
 
 class Transcripts(BatchedQuery[AuditInput]):
-    """Batched reads for audit items: returns an `AuditInput` per item."""
+    """Batches the start of audit items: marks their audits as running, and returns an `AuditInput` per item."""
 
     def __init__(self) -> None:
         super().__init__(self._look)
         self._versions: OrderedDict[tuple[int, int], ConfigContent] = OrderedDict()
 
     async def _look(self, connection: Connection, items: Sequence[Item]) -> dict[int, AuditInput]:
-        """Mark the audits of these items as running, and return the data that each starts with, by item id."""
+        """Mark the audits of these items as running, and return the input of each, by item id. The transcripts of a
+        completed audit are not read."""
         await self._learn(connection, {_version(item) for item in items})
         audits = [_audit(item) for item in items]
         await connection.execute(BEGIN, (audits,))
@@ -99,7 +101,8 @@ class Transcripts(BatchedQuery[AuditInput]):
         }
 
     async def _learn(self, connection: Connection, wanted: set[tuple[int, int]]) -> None:
-        """Load config versions that are not cached yet. Versions never change, so cached ones stay valid."""
+        """Load config versions that are not cached yet, and drop the oldest beyond REMEMBERED. Versions never change,
+        so cached ones stay valid."""
         while len(self._versions) > REMEMBERED:
             self._versions.popitem(last=False)
         if new := [version for version in wanted if version not in self._versions]:

@@ -68,7 +68,7 @@ async def audit(max_input_chars: int, context: WorkContext, item: Item) -> Resul
 
 
 def judged(asked: list[Step], answers: list[Answered], recordings: list[Recording]) -> list[dict[str, Any]]:
-    """Return each step with its answer and, for each quote, where it was found or that it was not."""
+    """Return each step with its answer and the result of the check of its quotes."""
     spoken = [Spoken(recording.call_id, recording.text) for recording in recordings]
     return [_judged(step, answer, spoken) for step, answer in zip(asked, answers, strict=True)]
 
