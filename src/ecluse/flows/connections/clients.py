@@ -1,6 +1,6 @@
-"""Clients of vendors, made from a connection: of a tenant's record, of the environment, or with a schedule's own key.
-The URL of a record was given by a user, so its client is guarded against SSRF; those of the environment are the
-operator's."""
+"""Clients of vendors, each made from a connection: a tenant's record, or the environment, possibly with a schedule's
+own key. The URL of a record was given by a user, so its client is guarded against SSRF; the URLs of the environment are
+the operator's."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ DEADLINES: Mapping[Kind, float] = {"crm": 30.0, "speech": 600.0, "llm": 120.0}
 
 @dataclass(frozen=True)
 class Access:
-    """Where a vendor is, and the key for it. Two that are equal need one client. `names`: how errors name its settings;
-    None: by the names of the knobs. `guarded`: the URL was given by a user."""
+    """URL, key and model with which a vendor is called. Equal ones share a client. `names`: how error messages name
+    these settings; None: by the names of the knobs. `guarded`: the URL was given by a user."""
 
     url: str | None = None
     key: str | None = field(default=None, repr=False)
@@ -49,6 +49,7 @@ class Access:
 
 
 def of_record(kind: Kind, base_url: str, key: str, model: str | None) -> Access:
+    """Return the access of a stored connection of this kind."""
     where = f"of the connection {kind}"
     names = Names(f"the base_url {where}", f"the api_key {where}", f"the model {where}")
     return Access(base_url, key, model, names, guarded=True)
@@ -56,8 +57,8 @@ def of_record(kind: Kind, base_url: str, key: str, model: str | None) -> Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What clients need besides their connection. `environment` has the connections of the tenant `default`;
-    `read_secret` decrypts the keys of records and schedules; `connections`: most HTTP connections that one
+    """Settings of the clients, apart from their connections. `environment` has the connections of the tenant `default`;
+    `read_secret` decrypts the keys of records and schedules; `connections`: the maximum of HTTP connections that one
     client opens at once; `upload`: Ecluse downloads recordings and uploads them to the provider, instead of passing
     their URLs."""
 
@@ -72,12 +73,12 @@ class Setup:
 
     @property
     def given(self) -> list[Kind]:
-        """The kinds of which the environment has a key."""
+        """The kinds of vendors for which the environment has a key."""
         return [kind for kind, access in self.environment.items() if access.key]
 
     async def access(self, connection: Connection, tenant: str, kind: Kind, schedule: int | None = None) -> Access:
-        """Return the access of a tenant, with the key of a schedule if it has one of its own. Raises `PermanentError`
-        if there is none, or its key cannot be read."""
+        """Return a tenant's access to a kind of vendor, with the own key of the schedule if `schedule` is given. Raise
+        PermanentError if the tenant has no connection of this kind, or its key cannot be read."""
         found = (await records.of_tenants(connection, kind, [tenant])).get(tenant)
         if found is not None:
             key = await self.secret(connection, tenant, records.secret_name(kind))
@@ -94,7 +95,8 @@ class Setup:
         return replace(access, key=key, names=names)
 
     async def secret(self, connection: Connection, tenant: str, name: str) -> str:
-        """Return a sealed key. Raises `PermanentError` if it cannot be read, or is gone."""
+        """Return a key, decrypted. Raise PermanentError if this server has no encryption key, or the key no longer
+        exists."""
         whose = "schedule's own" if name.startswith("schedule:") else "connection's"
         if self.read_secret is None:
             message = f"The {whose} API key is encrypted, and this server has no ECLUSE_SECRET_KEY."
@@ -107,7 +109,7 @@ class Setup:
 
 
 class Client:
-    """An open client; `calls` counts those in flight. `now` is the clock for Retry-After dates."""
+    """An open client of one access; `calls` counts the calls in flight. `now` is the clock for Retry-After dates."""
 
     def __init__(
         self, setup: Setup, kind: Kind, access: Access, guard: GuardedHttp, now: Callable[[], datetime]
@@ -129,6 +131,7 @@ class Client:
         self.adapter = _adapter(setup, kind, access, self._http)
 
     async def call(self, call: Callable[[Any], Awaitable[R]]) -> R:
+        """Make a call with the vendor's adapter. The last call of a retired client closes it."""
         self.calls += 1
         try:
             return await call(self.adapter)
@@ -138,7 +141,7 @@ class Client:
                 await self.retire()
 
     async def retire(self) -> None:
-        """Close the client as soon as no call is in flight; no new call begins."""
+        """Close the client, at once or after its last call in flight. The caller must make no new call with it."""
         self.retired = True
         if not self.calls and self._http is not None:
             await self._http.close()

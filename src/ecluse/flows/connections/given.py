@@ -1,4 +1,5 @@
-"""Addresses and keys of vendors that users give: checks before they are used, and what may be shown of them."""
+"""URLs and keys of vendors that users enter: the checks before they are used, and the part of a key that may be
+shown."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SHORTEST_SHOWN = 20  # characters of a key of which the last four may be shown: 
 
 
 def checked_address(asked: Asked, url: str) -> str:
-    """Return the URL without a slash at its end. Raises InvalidInput if it may not be used."""
+    """Return the URL without a slash at its end. Raise InvalidInput if the SSRF guard refuses it, or if it has a query
+    or a fragment."""
     if (why := asked.state.guard.refuse_reason(url)) is not None:
         raise InvalidInput(f"base_url: {why}")
     if urlsplit(url).query or urlsplit(url).fragment:
@@ -27,7 +29,7 @@ def key_ends(key: str) -> str | None:
 
 
 def sealing(asked: Asked) -> Secrets:
-    """Return the store of secrets. Raises Refused if this server has no key to seal with."""
+    """Return the store of secrets. Raise Refused (409) if this server has no encryption key."""
     keys: Secrets | None = asked.state.secrets
     if keys is None:
         why = "API keys are kept sealed, and there is no key here to seal with"
@@ -36,6 +38,7 @@ def sealing(asked: Asked) -> Secrets:
 
 
 def refused_by_vendor(error: VendorError, *, stored: bool = False) -> Refused:
-    """Return the answer for a connection that was tested and does not work; `stored`: it was there before."""
+    """Return the refusal (422) for a connection whose test failed; `stored`: the connection was stored before the
+    test."""
     so = "" if stored else ", nothing was stored"
     return Refused(422, "CONNECTION_REFUSED", f"The connection does not work{so}: {error.message}")

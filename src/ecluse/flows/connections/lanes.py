@@ -1,7 +1,7 @@
-"""The lane of each credential, so that a Retry-After, a breaker or a cap of one holds no other. The lanes that flows
-declare are those of the environment's connections; beneath them, `crm/acme` is that of a tenant's connection,
-`crm/acme/schedule-7` that of a schedule's own key, and `llm/acme/gpt-4.1` that of a model that is not the connection's
-own."""
+"""One lane per credential, so that a Retry-After, a breaker or a cap of one credential holds back no other. The lanes
+that flows declare are those of the environment's connections; beneath them, `crm/acme` is the lane of a tenant's
+connection, `crm/acme/schedule-7` that of a schedule's own key, and `llm/acme/gpt-4.1` that of a model other than the
+connection's."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) ORDER BY 
 
 
 def of_schedule(schedule_id: int) -> str:
-    """Return what tells the lane of a schedule's own key apart."""
+    """Return the last part of the name of a lane for a schedule's own key (`apart`)."""
     return f"schedule-{schedule_id}"
 
 
 def lane(declared: Lane, tenant: str, record: Record | None, apart: str = "") -> Lane | None:
-    """Return the lane beneath `declared` of a tenant's connection. `record` None: the connection is the environment's;
-    its lane is the declared one (None), unless something tells the credential or model apart."""
+    """Return the lane beneath `declared` for a tenant's connection, with the caps of its `record`. `apart`: the last
+    part of its name, for a schedule's key or a model. `record` None: the connection is the environment's, and its lane
+    the declared one (None), unless `apart` is given."""
     if record is None and not apart:
         return None
     made = replace(declared, name="/".join(filter(None, (declared.name, tenant, apart))), tenant=tenant)
@@ -43,14 +44,14 @@ def lane(declared: Lane, tenant: str, record: Record | None, apart: str = "") ->
 async def of_tenants(
     connection: Connection, kind: Kind, declared: Lane, tenants: Collection[str], apart: str = ""
 ) -> dict[str, Lane | None]:
-    """Return by tenant the lane of its connection of this kind."""
+    """Return the lane of each tenant's connection of this kind, by tenant, as `lane` does."""
     known = await records.of_tenants(connection, kind, tenants)
     return {tenant: lane(declared, tenant, known.get(tenant), apart) for tenant in tenants}
 
 
 async def put(connection: Connection, flows: Iterable[Flow], kind: Kind, record: Record) -> None:
-    """Make the lanes of a connection, and store its caps with all that it has. Not left to the first dispatch, whose
-    transaction may be long: another one of the tenant would wait for its end."""
+    """Create the lanes of a connection, and store its caps in these and in all lanes that it already has. Not left to
+    the first dispatch, whose transaction may be long: another dispatch of the tenant would wait for its end."""
     declared = {stage.lane.name: stage.lane for flow in flows for stage in flow.stages}
     wanted = []
     made = await fetch_column(connection, MADE, (record.tenant_id, list(BASES[kind])))
@@ -62,6 +63,7 @@ async def put(connection: Connection, flows: Iterable[Flow], kind: Kind, record:
 
 
 async def retire(connection: Connection, kind: Kind, tenant: str, apart: str = "") -> None:
-    """Mark the lanes of a deleted connection, or of what is told `apart`, as no longer wanted."""
+    """Mark the lanes of a tenant's deleted connection as no longer used; with `apart`, only those whose name ends with
+    it."""
     names = await fetch_column(connection, MADE, (tenant, list(BASES[kind])))
     await retire_lanes(connection, [name for name in names if not apart or name.endswith(f"/{apart}")])

@@ -1,5 +1,5 @@
 """Connected shops in the API and on the command line. A shop is called with its access token before the token is
-stored, with no transaction open. Tokens are never answered."""
+stored, with no transaction open. Access tokens are never shown."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ PROJECT.lists(
 
 
 async def _try_new(asked: Asked, body: NewProject) -> str:
-    """Return the checked URL, after a call to the shop."""
+    """Call the shop of a new project, and return its checked URL. Raise Refused or InvalidInput if the project cannot
+    be stored."""
     sealing(asked)
     url = checked_address(asked, body.base_url)
     await _try(asked, body.connector, url, body.access_token.get_secret_value(), body.currency)
@@ -98,7 +99,8 @@ async def show_project(look: Look, project_id: ProjectNumber) -> Row:
 
 
 async def _try_changed(asked: Asked, project_id: str, body: ChangedProject) -> Row:
-    """Return the project as it was read, after a call to the shop if URL or token change."""
+    """Return the project as it was read; if a new token is given, call the shop with it first. Raise InvalidInput if
+    the URL changes without a token."""
     async with asked.kit.pool.connection() as connection:
         known = await projects.show(connection, asked.tenant, number("pricing project", project_id))
     url = known["base_url"] if body.base_url is None else checked_address(asked, body.base_url)
@@ -124,8 +126,8 @@ async def change_project(act: Act, project_id: ProjectNumber, body: ChangedProje
 
 
 async def _try(asked: Asked, connector: str, url: str, token: str, currency: str) -> None:
-    """Make a cheap call to a shop. Raise Refused with what the shop, or the way to it, says, and InvalidInput if the
-    shop has another currency."""
+    """Make a cheap call to a shop. Raise Refused with the error of the shop or of the connection to it, InvalidInput if
+    the shop has another currency."""
     networks, now = asked.state.connections.allowed_networks, asked.kit.clock.now
     try:
         async with opened(connector, url, token, currency, allowed_networks=networks, now=now) as shop:

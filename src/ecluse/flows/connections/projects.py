@@ -1,4 +1,4 @@
-"""Projects: the connected shops of a tenant, as rows. The access token of a project is sealed."""
+"""Storage of projects, the connected shops of a tenant. The access token of a project is stored encrypted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ LANE = "shop/%s/project-%s"  # of tenant and project, also as a format of SQL
 
 
 def secret_name(project: int) -> str:
-    """Return the name under which the access token of a project is sealed."""
+    """Return the name of the secret that holds the access token of a project."""
     return f"pricing-project:{project}"
 
 
 def lane_name(tenant: str, project: int) -> str:
-    """Return the name of the lane of a project: the limits of a shop are those of its access token."""
+    """Return the name of the lane of a project. Each project has its own: the limits of a shop apply per access
+    token."""
     return LANE % (tenant, project)
 
 
@@ -36,6 +37,6 @@ async def change(connection: Connection, known: Row, given: Mapping[str, Any], b
 
 
 async def delete(connection: Connection, tenant: str, project: int, by: str) -> None:
-    """Mark a project as deleted."""
+    """Mark a project as deleted, and retire its lane."""
     await PROJECTS.delete(connection, tenant, project, by)
     await retire_lanes(connection, [lane_name(tenant, project)])

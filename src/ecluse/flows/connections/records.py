@@ -1,4 +1,4 @@
-"""Connections as stored: one per tenant and kind; the key is sealed in `secrets`."""
+"""Storage of connections: one per tenant and kind; the key is encrypted in `secrets`."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ class Record:
 
 
 def secret_name(kind: Kind) -> str:
-    """Return the name under which the key of a connection is sealed."""
+    """Return the name of the secret that holds the key of a connection."""
     return f"connection:{kind}"
 
 
 def schedule_crm_key_name(schedule_id: int) -> str:
-    """Return the name under which a schedule's own CRM key is sealed."""
+    """Return the name of the secret that holds a schedule's own CRM key."""
     return f"schedule:{schedule_id}"
 
 
 async def of_tenants(connection: Connection, kind: Kind, tenants: Collection[str]) -> dict[str, Record]:
-    """Return the connections of this kind that these tenants have."""
+    """Return the stored connections of this kind, by tenant; tenants without one are left out."""
     rows = await fetch_all(connection, Record, OF_TENANTS, (kind, sorted(set(tenants))))
     return {one.tenant_id: one for one in rows}
 
 
 async def require(connection: Connection, needed: Collection[tuple[str, Kind]]) -> None:
-    """Raise Conflict NO_CONNECTION if a tenant lacks a connection that its runs need. The tenant `default` has those of
-    the environment, and calls say what is missing there."""
+    """Raise Conflict NO_CONNECTION if a tenant lacks a connection in `needed`, (tenant, kind) pairs. The tenant
+    `default` is not checked: it has the connections of the environment, and a call reports what is missing there."""
     others = {one for one in needed if one[0] != DEFAULT}
     if not others:
         return
@@ -79,7 +79,8 @@ async def require(connection: Connection, needed: Collection[tuple[str, Kind]]) 
 
 
 async def of_environment(connection: Connection, tenant: str, kinds: Collection[Kind]) -> list[Kind]:
-    """Return those of the kinds whose connection the tenant has by the environment."""
+    """Return the kinds among `kinds` for which the tenant uses the environment: only the tenant `default` does, where
+    it has no stored connection."""
     if tenant != DEFAULT:
         return []
     stored = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
@@ -87,19 +88,21 @@ async def of_environment(connection: Connection, tenant: str, kinds: Collection[
 
 
 async def lacking(connection: Connection, tenant: str, environment: Collection[Kind]) -> list[Kind]:
-    """Return the kinds of which the tenant has no connection. `environment`: those of the tenant `default`."""
+    """Return the kinds of vendors to which the tenant has no connection. `environment`: the kinds that the environment
+    has a key for, which count for the tenant `default`."""
     has = {kind for _, kind in await fetch_rows(connection, KNOWN, ([tenant],))}
     has |= set(environment) if tenant == DEFAULT else set()
     return [kind for kind in KINDS if kind not in has]
 
 
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
+    """Return the error for a tenant that lacks connections of these kinds; it says how to add them."""
     named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
     return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code="NO_CONNECTION")
 
 
 async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
-    """Return the row of a connection. Raises NotFound."""
+    """Return the row of a connection. Raise NotFound if the tenant has no stored connection of this kind."""
     row = await fetch_one(connection, dict, LOAD, (tenant, kind))
     if row is None:
         raise NotFound(f"there is no connection {kind}")
@@ -107,6 +110,7 @@ async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
 
 
 async def create(connection: Connection, tenant: str, kind: Kind, values: Row, by: str) -> Row:
+    """Insert a connection and return its row. Raise Conflict if the tenant has one of this kind already."""
     try:
         async with connection.transaction():
             found = await fetch_one(connection, dict, PUT, {**values, "tenant": tenant, "kind": kind, "by": by})
@@ -118,7 +122,8 @@ async def create(connection: Connection, tenant: str, kind: Kind, values: Row, b
 
 
 async def change(connection: Connection, known: Row, changes: Row, by: str) -> Row:
-    """Change a connection that was read as `known`. Raises Conflict if it has changed since then."""
+    """Change a connection that was read as `known`, and return its new row. Raise Conflict if it was changed or deleted
+    since then."""
     values = {name: changes.get(name, known[name]) for name in CHANGEABLE}
     which: dict[str, Any] = {"tenant": known["tenant_id"], "kind": known["kind"], "read_at": known["updated_at"]}
     found = await fetch_one(connection, dict, CHANGE, {**values, **which, "by": by})
@@ -128,5 +133,6 @@ async def change(connection: Connection, known: Row, changes: Row, by: str) -> R
 
 
 async def delete(connection: Connection, tenant: str, kind: Kind) -> None:
+    """Delete a connection; its secret is left to the caller. Raise NotFound if the tenant has none of this kind."""
     await load(connection, tenant, kind)
     await connection.execute("DELETE FROM connections WHERE tenant_id = %s AND kind = %s", (tenant, kind))

@@ -1,6 +1,6 @@
-"""The `vendors` of the flows: the clients of a process, by the credential that an item uses. A connection is read again
-when it is used after a few seconds, so that every replica sees a change without a message that could be lost; a client
-lives as long as its connection is the same and in use. No transaction is open while a vendor is called."""
+"""The `vendors` of the flows: the clients of a process, by the credential that an item uses. A connection in use is
+read again every few seconds, so that every replica sees a change without a message that could be lost; a client lives
+as long as its connection is unchanged and in use. No transaction is open while a vendor is called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ R = TypeVar("R")
 
 
 class Credential(NamedTuple):
-    """What an item calls a vendor with: the connection of its tenant, or a key that its schedule has of its own."""
+    """Identifies the credential of an item's calls: its tenant's connection to a kind of vendor, or a schedule's own
+    key for it."""
 
     tenant: str
     kind: Kind
@@ -36,6 +37,8 @@ class Credential(NamedTuple):
 
     @classmethod
     def of(cls, item: Item, kind: Kind) -> Credential:
+        """Return the credential with which an item calls this kind of vendor. Only for the CRM can it be a schedule's
+        own key."""
         own = item.payload.get("own_key_of") if kind == "crm" and item.payload else None
         return cls(item.tenant_id, kind, None if own is None else int(own))
 
@@ -63,20 +66,21 @@ class Vendors:
         return await self._call("llm", context, item, call)
 
     async def has_key(self, context: WorkContext, item: Item, kind: Kind) -> bool:
-        """Return whether the item's connection has a key: that of the environment may be unset."""
+        """Return whether the item's connection has a key; the environment's may be unset."""
         return bool((await self._client(context, Credential.of(item, kind), FRESH_SECONDS)).access.key)
 
     def shared(self, make: Callable[[], R]) -> R:
-        """Return what `make` makes, such as a batched query of a flow. It is called once for this registry: the result
-        is kept under the function itself."""
+        """Return the object that `make` returns, such as a batched query of a flow. `make` is called once per registry:
+        all callers that pass the same function share the object."""
         if make not in self._shared:
             self._shared[make] = make()
         found: R = self._shared[make]
         return found
 
     async def _call(self, kind: Kind, context: WorkContext, item: Item, call: Callable[[Any], Awaitable[R]]) -> R:
-        """Make a call. A refused key may have just been changed: the connection is read again, and the call repeated
-        once if it differs."""
+        """Make a call with the item's client. If the vendor refuses the key (401 or 403), it may just have been
+        changed: read the connection again and, if it differs, repeat the call once, with a further permit of the
+        lane."""
         credential = Credential.of(item, kind)
         client = await self._client(context, credential, FRESH_SECONDS)
         try:
@@ -91,7 +95,8 @@ class Vendors:
         return await client.call(call)
 
     async def _client(self, context: WorkContext, credential: Credential, oldest: float) -> Client:
-        """Return the client of a credential, from its connection as it was at most `oldest` seconds ago."""
+        """Return the client of a credential; its connection is read again if it was last read more than `oldest`
+        seconds ago."""
         if self._is_fresh(credential, oldest):
             return self._clients[credential]
         async with self._reading:  # items that start together read it once
@@ -113,8 +118,8 @@ class Vendors:
         return time.monotonic() - self._read_at.get(credential, float("-inf")) <= oldest
 
     async def _close_idle(self, needed: Credential) -> None:
-        """Close the clients that were not used lately, but for the one that is needed now. A connection that is used is
-        read again and again."""
+        """Close the clients without calls in flight whose connection was not read for IDLE_SECONDS, except that of
+        `needed`. A connection in use is read again every few seconds."""
         for credential, client in list(self._clients.items()):
             if credential != needed and not client.calls and not self._is_fresh(credential, IDLE_SECONDS):
                 del self._clients[credential], self._read_at[credential]

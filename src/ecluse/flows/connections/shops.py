@@ -1,4 +1,4 @@
-"""The clients of connected shops, as the `vendors` of a flow: those of a process, by project. A project is read again
+"""The clients of connected shops in one process, by project; they are the `vendors` of a flow. A project is read again
 after a few seconds, so that every replica sees a new access token."""
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Shops:
         self._reading = asyncio.Lock()
 
     async def call(self, context: WorkContext, item: Item, call: Callable[[Shop], Awaitable[R]]) -> R:
-        """Call the shop of the item's project; its lane follows the cost bucket that the shop shows."""
+        """Call the shop of the item's project, and report the shop's cost bucket, if it shows one, to the item's lane.
+        Raise PermanentError NO_PROJECT if the project was deleted."""
         async with self._reading:
             shop = await self._shop(context, item)
         try:
@@ -49,8 +50,9 @@ class Shops:
                 context.heard(item, Throttle(told.available, told.restored_per_second, told.cost))
 
     async def refilled(self, item: Item) -> None:
-        """Wait until the cost bucket of the shop has room for a call like the last one: the lane follows the bucket
-        only after an execution, and the pages of a catalogue are expensive calls of one execution."""
+        """Wait until the cost bucket of the shop has room for a call like the last one. The lane follows the bucket
+        only after an execution, and the pages of a catalogue are expensive calls of one execution. The shop must have
+        been called before."""
         if (told := self._clients[item.payload["project"]].shop.throttle) is not None:
             await asyncio.sleep(max(0.0, (told.cost - told.available) / told.restored_per_second))
 

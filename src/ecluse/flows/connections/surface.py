@@ -1,5 +1,5 @@
-"""What the API, the command line and the pages offer of connections. A connection is tested before it is stored: a
-cheap call with its key, with no transaction open. Keys are never answered."""
+"""Connections in the API, the command line and the pages. A connection is tested before it is stored: a cheap call with
+its key, with no transaction open. Keys are never shown."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ async def create_connection(act: Act, body: NewConnection) -> Row:
 
 
 async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
-    """Return the connection as it was read, after a test of what has changed of it."""
+    """Return the connection as it was read; if a new key is given, test the changed connection first. Raise
+    InvalidInput if the URL changes without a key."""
     which = _known(kind)
     async with asked.kit.pool.connection() as connection:
         known = await records.load(connection, asked.tenant, which)
@@ -253,7 +254,8 @@ async def test_connection(act: Act, kind: KindInPath) -> Row:  # noqa: ARG001 - 
 
 
 async def _try(asked: Asked, kind: Kind, access: Access, *, stored: bool = False) -> None:
-    """Make a cheap call to the vendor. Raises Refused with what the vendor, or the way to it, says."""
+    """Make a cheap call to the vendor. Raise Refused with the error of the vendor or of the connection to it. `stored`:
+    the connection was stored before the test."""
     setup = _setup(asked)
     guard = GuardedHttp(setup.allowed_networks)
     try:

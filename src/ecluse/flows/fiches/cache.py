@@ -81,8 +81,8 @@ async def states(connection: Connection, tenant: str, fiche_ids: Sequence[str]) 
 async def cache_sales(
     connection: Connection, tenant: str, lists: Mapping[date, Sequence[Mapping[str, Any]]], now: datetime
 ) -> None:
-    """Store sales lists by day (`SalesFiche`s of the CRM as JSON). A row without a group keeps the stored group; for a
-    fiche that was sold twice, the later day counts."""
+    """Store sales lists by day (`SalesFiche`s of the CRM as JSON). A row without a groupe keeps the stored groupe; for
+    a fiche that was sold twice, the later day counts. `now`: when the lists were read."""
     once = {row["id"]: {**row, "day": day} for day, rows in sorted(lists.items()) for row in rows}
     given = {"tenant": tenant, "now": now, "rows": as_json(list(once.values()))}
     await connection.execute(CACHE_SALES, given)

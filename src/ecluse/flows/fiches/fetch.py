@@ -82,7 +82,7 @@ class Fetched(NamedTuple):
 
 async def fetch_fiche(crm: Crm, fiche_id: str) -> Row:
     """Fetch a fiche from the CRM, even if it is cached. Return `{"found": True, "details": {…}}`, or `{"found": False}`
-    for a fiche that is gone, which is an answer, not a failure."""
+    for a fiche that is gone, which is an answer, not a failure. Raise the CRM's error for any other failure."""
     try:
         details = await crm.fiche(fiche_id)
     except PermanentError as error:

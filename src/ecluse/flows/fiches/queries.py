@@ -18,7 +18,8 @@ FROM recordings r WHERE r.fiche_cache_id = %s ORDER BY r.start_time NULLS LAST, 
 
 
 async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
-    """Return the fiche with its information and its recordings by start time, including those removed in the CRM."""
+    """Return the fiche with its information and its recordings by start time, including those removed in the CRM;
+    signatures and secrets are hidden. Raise NotFound if the tenant has no such fiche in its cache."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
     if fiche is None:
         raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")

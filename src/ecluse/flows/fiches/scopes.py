@@ -67,7 +67,7 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
 
 
 def _limits(caller: Caller) -> str:
-    """Describe which fiches the caller may see."""
+    """Return the caller's scope in words, with the groupes or the CRM user that it is limited to."""
     if caller.scope == "GROUP":
         return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
     return (
