@@ -147,7 +147,7 @@ async def rotate_credential(act: Act) -> Row:
 
 @surface.routes.post("/api/agent/jobs/claim", openapi_extra=needs(EXECUTE, refuses=REVOKED), response_model=ClaimedJobs)
 async def claim_jobs(request: Request, body: Claiming) -> Response:
-    """Claim jobs of this agent's host; without one, wait for up to `waitSeconds`. Each comes with a lease."""
+    """Claim jobs of this agent's host, each with a lease; if none is due, wait for one for up to `waitSeconds`."""
     caller, leasing, began = caller_of(request), _leasing(request), time.monotonic()
     fixed = (body.types, body.version, _used(request), leasing.lease, OFFLINE_AFTER)
     wanted = states.Claim(str(caller.agent_id), body.claim_key, body.max, *fixed)
@@ -208,7 +208,7 @@ async def _attempt(act: Act, run_id: str, fence: int) -> Open:
 
 
 async def _with_payloads(request: Request, connection: Connection, tenant: str, rows: list[Row]) -> list[Row]:
-    """Return claimed attempts as they are answered, with the secrets in their payloads."""
+    """Return claimed attempts in the form of the answer, with their payloads decrypted."""
     sealed = [row["payload_secret"] for row in rows if row["payload_secret"] is not None]
     opened = await request.app.state.secrets.get_all(connection, tenant, sealed) if sealed else {}
     return [

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt at a job: pure decisions."""
+"""Pure decisions about the end of an attempt at a job: its retry, the status of the job, and late reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kept = Literal["result", "evidence", "repeated"]
 
 @dataclass(frozen=True)
 class Open:
-    """An attempt, as its row and that of its job say; locked while its end is decided."""
+    """An attempt with the columns of its job that its end depends on; its row is locked while the end is decided."""
 
     run_id: str
     tenant_id: str
@@ -56,7 +56,7 @@ CANCELLED_WAITING = Ended("failed", CANCELLED, "The job was cancelled before an 
 
 
 class Verdict(NamedTuple):
-    """How an attempt is stored as ended, what its job is then, and when the next attempt may be claimed."""
+    """The decision on an ended attempt: the end to store, the status of its job, when to retry (None: not at all)."""
 
     ended: Ended
     job_status: JobStatus
@@ -64,8 +64,8 @@ class Verdict(NamedTuple):
 
 
 def judged(attempt: Open, ended: Ended, now: datetime) -> Verdict:
-    """Decide what follows. A lost lease is a failed attempt like any other; a cancelled job, and one that no agent
-    claimed, is not tried again."""
+    """Return what follows from the end of an attempt. A failed attempt, also one whose lease was lost, is retried while
+    attempts are left; a cancelled job, or one that no agent claimed, is not."""
     if ended.status == "succeeded":
         return Verdict(ended, "succeeded", None)
     if attempt.cancelled:
@@ -76,29 +76,30 @@ def judged(attempt: Open, ended: Ended, now: datetime) -> Verdict:
 
 
 def delay(attempt: Open) -> timedelta:
-    """Return the time from the end of this attempt to the next: `backoffMs`, or with `exponential` doubled for each
-    attempt before."""
+    """Return the time from the end of this attempt to the next, at most LONGEST_DELAY: `backoffMs`, or with
+    `exponential` doubled for each attempt before."""
     longest = LONGEST_DELAY.total_seconds()
     series = Backoff(base=attempt.backoff_ms / 1000, longest=longest, kind=attempt.backoff_type)
     return timedelta(seconds=backoff(series, attempt.attempt, random.Random()))  # noqa: S311 - has no jitter
 
 
 def unattended(seen: datetime | None, due_at: datetime, longest: timedelta) -> str:
-    """Say what becomes of an attempt that waits while no agent of its host is online; `seen`: the last one."""
+    """Return a sentence about a pending attempt whose host has no agent online: since when (`seen`; None: no agent has
+    enrolled), and when its job fails, `longest` after it was due."""
     since = f"has been online since {instant(seen)}" if seen else "has enrolled"
     return f"No agent of its host {since}: without one, the job fails {NO_AGENT} at {instant(due_at + longest)}."
 
 
 def kept_as(attempt: Open) -> Kept:
-    """Decide what a reported result is. That of an open attempt counts, even if its lease has run out and no sweep has
-    come: nothing else has happened to the job. Of an ended attempt the first late report is evidence."""
+    """Decide how a reported result is kept. That of a running attempt counts, even if its lease is over: nothing else
+    has happened to the job yet. Of an attempt that the server ended, the first late report is evidence."""
     if attempt.status == "running":
         return "result"
     return "evidence" if attempt.error_code in ENDED_HERE and attempt.late_status is None else "repeated"
 
 
 def event(job: Mapping[str, Any], what: str, **more: Any) -> Event:
-    """Return the event `job.{what}` of a row of `jobs`: what names it, nothing of its payload or its output."""
+    """Return the event `job.{what}` about a row of `jobs`: its ids and `more`, nothing of its payload or output."""
     named = {
         "job_id": job["id"],
         "schedule_id": job["job_schedule_id"],

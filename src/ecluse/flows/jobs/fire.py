@@ -1,6 +1,6 @@
-"""Fires of job schedules: a due instant, or a request by hand, becomes a Job and its first JobRun. Both, the schedule's
-telemetry and the event are one transaction, that of the tick or of the request, and the agents of the host are
-notified at its commit."""
+"""Fires of job schedules: a due instant, or a request by hand, becomes a Job and its first JobRun. They are stored with
+the schedule's telemetry and the event in the transaction of the tick or the request; its commit notifies the host's
+agents."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FROM jsonb_to_recordset(%s::jsonb) AS n(schedule_id bigint, state text) WHERE j.
 
 
 class Known(NamedTuple):
-    """What a fire is decided by. `gone`: the server instance or its host was deleted."""
+    """The state of a schedule that a fire depends on. `gone`: its server instance or host was deleted."""
 
     schedule_id: int
     id: str
@@ -76,7 +76,7 @@ class Known(NamedTuple):
 
 
 class JobToMake(NamedTuple):
-    """A job to be made: its schedule, its key, and the due instant; None: asked for by hand."""
+    """A job to be made: its schedule, its key, and the due instant; None: requested by hand."""
 
     known: Known
     key: str
@@ -84,7 +84,7 @@ class JobToMake(NamedTuple):
 
 
 def refusal(known: Known | None, *, skip_active: bool) -> NotFired | None:
-    """Return why no job can be made of a schedule; None: one can."""
+    """Return why no job can be made of a schedule; None if one can. `skip_active`: refuse while a job of it is open."""
     if known is None:
         return NotFired("failed", "the job schedule has no settings")
     if known.gone:
@@ -95,7 +95,7 @@ def refusal(known: Known | None, *, skip_active: bool) -> NotFired | None:
 
 
 async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int, FiredAs | NotFired]:
-    """Make the jobs of due instants (`Flow.fire`)."""
+    """Make the jobs of due instants, each once; return the job or the refusal by schedule id. Used as `Flow.fire`."""
     found = await fetch_all(connection, Known, KNOWN, ([one.schedule_id for one in due],))
     known = {one.schedule_id: one for one in found}
     results: dict[int, FiredAs | NotFired] = {}
@@ -117,14 +117,14 @@ async def fire(connection: Connection, due: Sequence[DueInstant]) -> Mapping[int
 
 
 async def on_unfired(connection: Connection, instants: Sequence[Unfired]) -> None:
-    """Store that the latest due instants were not fired (`Flow.on_unfired`). `lastRunAt` stays."""
+    """Store that the latest due instants were not fired; `lastRunAt` stays. Used as `Flow.on_unfired`."""
     rows = [{"schedule_id": one.schedule_id, "state": one.state} for one in instants]
     await connection.execute(UNFIRED, (as_json(rows),))
 
 
 async def run_now(connection: Connection, schedule_id: int, by: str) -> Row:
-    """Make a job of the schedule now, whether or not others of it are active; no due instant is used up. Return its
-    `id`, `run_id` and `host_id`; raise Conflict if its server was deleted."""
+    """Make a job of the schedule now, even if others of it are active; no due instant is used up. Return its row, with
+    `id`, `run_id` and `host_id`. Raise Conflict if its server was deleted."""
     known = (await fetch_all(connection, Known, KNOWN, ([schedule_id],)))[0]
     if (why := refusal(known, skip_active=False)) is not None:
         raise Conflict(f"No job was made: {why.reason}. Give the schedule another server.", code="SERVER_GONE")
@@ -133,7 +133,7 @@ async def run_now(connection: Connection, schedule_id: int, by: str) -> Row:
 
 
 async def _make(connection: Connection, wanted: Sequence[JobToMake], by: str) -> list[Row]:
-    """Make the jobs whose keys are not taken; return their rows."""
+    """Insert the jobs whose keys are not taken, with first attempts and events; return the rows of these jobs."""
     if not wanted:
         return []
     now = await fetch_now(connection)

@@ -23,13 +23,13 @@ INSTEAD = "Schedules of jobs have routes and commands of their own: /api/jobs/sc
 
 
 class NoInput(BaseModel):
-    """There are no runs that would have an input."""
+    """The empty input of the flow: it has no runs."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class JobPlans(Plans):
-    """The settings of job schedules, for the routes of every flow's schedules: shown, and changed elsewhere."""
+    """Settings of job schedules for the routes that all flows share: shown there, changed by routes of their own."""
 
     def parsed(self, flow: Flow, given: Mapping[str, Any]) -> Any:
         raise InvalidInput(INSTEAD)

@@ -76,8 +76,8 @@ async def show_job(look: Look, job_id: str) -> Row:
 
 @JOB.does("cancel", "ALREADY_ENDED")
 async def cancel_job(act: Act, job_id: str) -> Row:
-    """Cancel a job: one that waits has failed with `CANCELLED` at once; one that is running is stopped by its agent,
-    which learns of it when it renews its lease."""
+    """Cancel a job: a waiting job fails with `CANCELLED` at once; a running one is stopped by its agent, which learns
+    of it when it renews its lease."""
     await find_job(act.connection, act.tenant, job_id)
     await states.cancel(act.connection, job_id, act.caller.name)
     return await show_job(act, job_id)
@@ -85,7 +85,7 @@ async def cancel_job(act: Act, job_id: str) -> Row:
 
 @JOB.does("retry", "CONFLICT", status=201)
 async def retry_job(act: Act, job_id: str) -> Row:
-    """Make a new job like this one, which has failed; the failed one stays as it is."""
+    """Make a new job like this one, which must have failed; the failed job stays as it is."""
     await find_job(act.connection, act.tenant, job_id)
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
@@ -133,8 +133,8 @@ async def delete_job_host(act: Act, host_id: str) -> Row:
 
 @HOST.does("token", answer=shapes.NewToken, status=201)
 async def create_enrolment_token(act: Act, host_id: str) -> Row:
-    """Make a token with which the agent of a host enrols, once, within an hour. The agent that the host has is revoked
-    then."""
+    """Make a token with which an agent of this host enrols, once, within an hour. The present agent of the host is
+    revoked then."""
     token, expires_at = await agents.new_token(act.connection, act.tenant, host_id, act.caller.name)
     act.answers(201, token=token)
     return {"hostId": host_id, "expiresAt": expires_at}
@@ -148,15 +148,15 @@ async def show_agent(look: Look, agent_id: str) -> Row:
 
 @AGENT.does("revoke", preview="show_agent")
 async def revoke_job_agent(act: Act, agent_id: str) -> Row:
-    """Revoke the credential of an agent: it is refused from then on, and what it runs counts as lost when its leases
-    end."""
+    """Revoke the credential of an agent: it is refused from then on, and its running jobs count as lost when their
+    leases end."""
     if not await agents.revoke(act.connection, act.tenant, agent_id):
         act.changes_nothing()
     return await _place(act, "agent", agent_id)
 
 
 async def read_job(connection: Connection, tenant: str, job_id: str, longest: timedelta) -> Row:
-    """Return a job with its attempts, as it is answered; raise NotFound."""
+    """Return a job with its attempts, as it is answered; raise NotFound if the tenant has no such job."""
     job = await find_job(connection, tenant, job_id)
     runs = await fetch_all(connection, dict, RUNS, (tenant, job_id))
     waits = job["status"] == "pending"

@@ -1,5 +1,5 @@
-"""Logs of attempts, in chunks. An agent counts the characters that it has sent; what is stored has its secrets hidden,
-and ends at a limit."""
+"""Logs of attempts, in chunks. An agent counts the characters that it has sent; the stored log has its secrets hidden,
+and is cut at LARGEST_LOG."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UPDATE job_runs SET log_length = %(length)s, log_capped = log_capped OR %(capped
 
 
 async def append(connection: Connection, attempt: Open, hidden: list[str], offset: int, text: str) -> tuple[int, bool]:
-    """Append to the log of an attempt, whose row is locked, with these secrets hidden; return the offset of what
-    follows, and whether the log is full. What was sent before is left out; Refused says where something is missing."""
+    """Append to the log of a locked attempt, with these secrets hidden; return the next offset, and whether the log is
+    full. Text that was sent before is left out. Raise Refused (409) if text before `offset` is missing."""
     length = attempt.log_length
     if offset > length:
         missing = [{"where": "offset", "problem": str(length)}]
@@ -39,7 +39,7 @@ async def append(connection: Connection, attempt: Open, hidden: list[str], offse
 
 
 async def secrets_of(connection: Connection, secrets: Secrets | None, attempt: Open) -> list[str]:
-    """Return the texts in the sealed payload of an attempt's job that must not be shown."""
+    """Return the secrets in the encrypted payload of an attempt's job, which must not be shown."""
     if attempt.payload_secret is None or secrets is None:
         return []
     opened = await secrets.get_all(connection, attempt.tenant_id, [attempt.payload_secret])

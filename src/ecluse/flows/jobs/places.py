@@ -1,4 +1,4 @@
-"""Server instances and the hosts that they run on. Jobs refer to them: they are marked as deleted, not removed."""
+"""Storage of hosts and server instances. Jobs refer to them: they are marked as deleted, not removed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ RETURNING pg_notify('{CHANNEL}', host_id)
 
 
 async def create(connection: Connection, tenant: str, name: str, by: str, host_id: str | None = None) -> str:
-    """Create a server instance on this host, or a host if none is given; return its id."""
+    """Create a server instance on this host, or a host if `host_id` is None; return its id. Raise Conflict if the name
+    is taken."""
     now = await fetch_now(connection)
     given = {"id": cuid(int(now.timestamp() * 1000)), "tenant": tenant, "name": name, "by": by, "now": now}
     try:
@@ -67,7 +68,7 @@ async def change_server(connection: Connection, tenant: str, server: str, given:
 
 
 async def show(connection: Connection, tenant: str, kind: str, record_id: str) -> Row:
-    """Return a host, a server instance or an agent as it is listed; raise NotFound."""
+    """Return a host, server or agent (`kind`) as it is listed; raise NotFound if the tenant has none with this id."""
     row = await fetch_one(connection, dict, SHOWN.format(kind=kind), (tenant, record_id))
     if row is None:
         raise NotFound(f"There is no {kind} {storable(record_id, 50)}. `ecluse jobs {kind}s list` shows them.")
@@ -76,7 +77,7 @@ async def show(connection: Connection, tenant: str, kind: str, record_id: str) -
 
 async def delete(connection: Connection, tenant: str, kind: str, record_id: str) -> None:
     """Delete a host, whose agent is revoked, or a server instance, whose schedules then fail to make jobs. Raise
-    Conflict for a host that has server instances."""
+    NotFound if there is none, Conflict for a host that has server instances."""
     await show(connection, tenant, kind, record_id)
     if kind == "host":
         if (used := await fetch_row(connection, IN_USE, (tenant, record_id))) is not None:

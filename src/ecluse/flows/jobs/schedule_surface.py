@@ -43,7 +43,7 @@ JobScheduleId = Annotated[schedules.Named, Noun("job schedule", _find)]
 
 
 async def require_schedule(look: Look, job_schedule_id: str) -> None:
-    """Raise NotFound if the tenant has no such schedule; the slots of a deleted one stay."""
+    """Raise NotFound if the tenant never had such a schedule. A deleted one is accepted: its slots stay."""
     await schedules.find(look.connection, look.tenant, job_schedule_id)
 
 
@@ -74,7 +74,7 @@ surface.listing(
     ' --type shell --payload \'{"command": "backup --all"}\'',
 )
 async def create_job_schedule(act: Act, body: JobSchedule) -> Row:
-    """Create a job schedule; it is due for times from now on."""
+    """Create a job schedule; only due times from now on are fired."""
     await act.require_room("schedules")
     created = await schedules.create(act.connection, act.tenant, body.model_dump(), act.caller.name, _sealing(act))
     return await _shown(act, created)
@@ -117,7 +117,7 @@ async def resume_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
 
 @SCHEDULE.does("run", "SERVER_GONE", answer=MadeJob, status=201, command="jobs run")
 async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
-    """Make a job of a schedule now, even if it is paused or others of it are active. Due times are not affected."""
+    """Make a job of a schedule now, even if it is paused or has active jobs. Its due times are not affected."""
     await _shown(act, job_schedule_id.id)  # raises NotFound for a deleted one
     made = await fire.run_now(act.connection, job_schedule_id.schedule_id, act.caller.name)
     return {"jobId": made["id"], "jobRunId": made["run_id"], "hostId": made["host_id"]}

@@ -1,6 +1,5 @@
-"""Job schedules: create, change, pause and delete them. When one is due is in the engine's `schedules`, what its jobs
-do in `job_schedules`; a payload with secrets is sealed as a whole, under a new name at each change, so that jobs made
-before keep theirs."""
+"""Storage of job schedules: the engine's `schedules` say when they are due, `job_schedules` what their jobs do. A
+payload with secrets is encrypted as a whole, under a new name at each change, so that jobs made before keep theirs."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ KEPT_JOBS = Aged("jobs", "jobs", "t.ended_at", order="ended_at", type="timestamp
 
 
 class Named(NamedTuple):
-    """A job schedule, and its row in `schedules`."""
+    """The ids of a job schedule: its own, that of its row in `schedules`, and its tenant."""
 
     id: str
     schedule_id: int
@@ -63,7 +62,7 @@ class Named(NamedTuple):
 
 
 async def find(connection: Connection, tenant: str, job_schedule: str) -> Named:
-    """Return the job schedule of this id, deleted or not; raise NotFound if there is none."""
+    """Return the job schedule of this id, deleted or not; raise NotFound if the tenant never had it."""
     row = await fetch_row(connection, NAMED, (tenant, job_schedule))
     if row is None:
         raise NotFound(f"There is no job schedule {job_schedule}.")
@@ -118,8 +117,8 @@ def _timed(tenant: str, fields: Mapping[str, Any]) -> NewSchedule:
 
 
 async def _columns(connection: Connection, tenant: str, given: Mapping[str, Any], sealing: Sealing) -> Row:
-    """Return the columns of `job_schedules` for the given fields, after the server was checked and a payload with
-    secrets was sealed."""
+    """Return the columns of `job_schedules` for the given fields; a payload with secrets is encrypted. Raise NotFound
+    if the server instance does not exist."""
     plain = ("server_instance_id", "description", "job_type", "timeout_seconds")
     columns = {name: given[name] for name in plain if name in given}
     if "server_instance_id" in given:

@@ -133,20 +133,20 @@ class Claim(NamedTuple):
 
 
 async def claim(connection: Connection, wanted: Claim) -> list[Row] | None:
-    """Claim attempts that wait for the agent's host, or return those that this key has claimed before; None if the
-    agent has been revoked."""
+    """Claim attempts that wait for the agent's host, or return the running ones that this key has claimed before;
+    record that the agent is online. Return None if the agent has been revoked."""
     rows = await fetch_all(connection, dict, CLAIM, wanted._asdict())
     return [row for row in rows if row["id"] is not None] if rows[0]["known"] else None
 
 
 async def renew(connection: Connection, agent: str, run_id: str, fence: int, lease: timedelta) -> Row | None:
-    """Extend the lease of a running attempt; return its end, and whether to `cancel` the job. None if it is over."""
+    """Extend a running attempt's lease; return its end, and whether to `cancel` the job. None: the lease is over."""
     given = {"agent": agent, "run": run_id, "fence": fence, "lease": lease}
     return await fetch_one(connection, dict, RENEW, given)
 
 
 async def attempt_of(connection: Connection, tenant: str, host: str, run_id: str, fence: int) -> Open:
-    """Lock and return an attempt of this host. Raise NotFound for others, Conflict for a fence that was never given."""
+    """Lock and return an attempt of this host. Raise NotFound if it has no such one, Conflict if the fence is wrong."""
     found = await fetch_one(connection, Open, OF_HOST, (run_id, tenant, host))
     if found is None:
         raise NotFound(f"There is no attempt {run_id} of this host.")
@@ -156,7 +156,7 @@ async def attempt_of(connection: Connection, tenant: str, host: str, run_id: str
 
 
 async def report(connection: Connection, attempt: Open, ended: Ended) -> Kept:
-    """Store a result that an agent reports: as the end of the attempt, or as evidence if it comes too late."""
+    """Store a result that an agent reports: as the end of the attempt, or as evidence if it is late; return which."""
     kept = kept_as(attempt)
     if kept == "result":
         await _end(connection, [(attempt, ended)])
@@ -166,8 +166,8 @@ async def report(connection: Connection, attempt: Open, ended: Ended) -> Kept:
 
 
 async def end_overdue(connection: Connection, longest: timedelta, *, leases: bool) -> bool:
-    """End attempts that no agent has claimed for `longest` and, with `leases`, those whose lease is over; return
-    whether there may be more."""
+    """End attempts that no agent has claimed for `longest` and, with `leases`, those whose lease is over, up to BATCH
+    of each; return whether there may be more."""
     async with connection.transaction():
         found = await fetch_all(connection, Open, OVERDUE, {"longest": longest, "leases": leases})
         ends = {"running": attempts.LOST, "pending": attempts.NOT_CLAIMED}
@@ -200,7 +200,7 @@ async def make_again(connection: Connection, job_id: str, by: str) -> str:
 
 
 async def _end(connection: Connection, ends: Sequence[tuple[Open, Ended]]) -> None:
-    """Store ends of attempts, with what follows for their jobs, schedules and events."""
+    """Store the ends of locked attempts, with next attempts, statuses of jobs and schedules, and events."""
     if not ends:
         return
     now = await fetch_now(connection)

@@ -1,4 +1,4 @@
-"""What is done periodically about jobs: waking the long polls of agents, ending attempts that no agent works on."""
+"""Periodic work on jobs: waking the long polls of agents, and ending attempts that no agent works on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHERE first.host_id = h AND first.due_at <= (SELECT ecluse_now())
 
 @dataclass(frozen=True)
 class Leasing:
-    """What the agents of this process have in common: durations, and the polls that wait, by host."""
+    """Settings and state that the agent routes of this process share: durations, and the waiting polls by host."""
 
     lease: timedelta
     longest_pending: timedelta
@@ -44,8 +44,8 @@ class Leasing:
 
 
 class Sweep:
-    """Ends attempts whose lease is over or that no agent claims. After a start or an outage it waits for a third of a
-    lease: while server or database were away, no agent could renew, or report what has ended meanwhile."""
+    """Ends attempts whose lease is over or that no agent claims. After a start or an outage it ends no leases for a
+    third of a lease: while server or database were away, no agent could renew its lease or report a result."""
 
     def __init__(self, lease: timedelta, longest_pending: timedelta) -> None:
         self._patience, self._longest = lease.total_seconds() / 3, longest_pending
