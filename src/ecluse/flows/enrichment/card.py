@@ -33,8 +33,8 @@ Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}
 
 
 def merge(stored: Stored, fetched: Mapping[Source, Facts], at: datetime) -> dict[str, dict[str, Any]]:
-    """Return the stored facts with those of the registers that have answered, and with directors masked as far as one
-    register says that the company is not open to diffusion."""
+    """Return the stored facts, replaced by those of the registers that have answered. If one register says that the
+    company is not open to diffusion, the directors of all are masked."""
     new = {str(source): {"at": at.isoformat(), "facts": facts} for source, facts in fetched.items()}
     merged = {**{source: dict(one) for source, one in stored.items()}, **new}
     closed = any(one["facts"].get("diffusion", OPEN_DIFFUSION) != OPEN_DIFFUSION for one in merged.values())
@@ -42,7 +42,7 @@ def merge(stored: Stored, fetched: Mapping[Source, Facts], at: datetime) -> dict
 
 
 def masked(facts: Facts) -> Facts:
-    """Return the facts of a company that is not open to diffusion: of its directors who are persons, the role stays."""
+    """Return the facts of a company that is not open to diffusion: of directors who are persons only the role stays."""
     if "directors" not in facts:
         return facts
     return {**facts, "directors": [_masked(one) for one in facts["directors"]]}
@@ -55,8 +55,8 @@ def _masked(director: Facts) -> Facts:
 
 
 def card(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> dict[str, dict[str, Any]]:
-    """Return the fields of a company, each as value, source and date, from the registers that the reader may see: of
-    each field, the first register in the field's order that has a value."""
+    """Return the fields of a company, each with value, source and date: from the first register in the field's order
+    that has a value and that the reader may see (`allowed`)."""
     found = {}
     for field, order in FIELDS.items():
         for source in order:
@@ -68,6 +68,6 @@ def card(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> dict[st
 
 
 def legal_name(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> str | None:
-    """Return the legal name of the company; without it there is no core identity."""
+    """Return the legal name from the registers in `allowed`; None if none has it (no core identity)."""
     named = card(stored, allowed).get("legal_name")
     return str(named["value"]) if named else None

@@ -20,7 +20,7 @@ AGENT = {"User-Agent": "ecluse (company enrichment)"}
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of company enrichment. Without its credentials an optional source is off; `recipient` is that of the
+    """The settings of company enrichment. An optional source without credentials is off; `recipient` is that of the
     tenant `default`."""
 
     urls: dict[Source, str]
@@ -37,7 +37,7 @@ class Config:
     connections: int = 50
 
     def asked(self, recipient: str | None) -> list[Source]:
-        """Return the sources that a job asks; `recipient`: that of its tenant at API Entreprise."""
+        """Return the sources that a job asks, in order. `recipient`: the SIRET of its tenant at API Entreprise."""
         on = {Source.SEARCH: True, Source.INPI: bool(self.inpi), Source.RCS: bool(self.token and recipient)}
         return [source for source in Source if on[source]]
 
@@ -66,7 +66,7 @@ class Registers:
         await self._open.aclose()
 
     async def facts(self, source: Source, siren: str, recipient: str | None) -> Facts:
-        """Ask one register for a company. Raises a VendorError with a canonical code."""
+        """Return what a register says of a company. Raise VendorError, with a canonical code, if it fails."""
         client = self._clients.get(source)
         if client is None:  # the replica that began the job has credentials that this one lacks
             raise refused(source, ErrorCode.UNKNOWN, None)

@@ -1,5 +1,5 @@
 """Erasure of companies: what the registers said of them, in every form, with the requests and jobs about them. Runs and
-events keep the number and the codes, and never had more."""
+events keep the SIREN and error codes; they never held more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Erased(NamedTuple):
 
 
 async def erase(connection: Connection, sirens: Sequence[str]) -> Erased:
-    """Erase companies in the caller's transaction. Raise Refused RUN_OPEN while a job of one of them is open."""
+    """Erase companies in the caller's transaction; return the counts. Raise Refused RUN_OPEN if one has an open job."""
     if found := await fetch_column(connection, OPEN, (list(sirens),)):
         message = f"Job {found[0]} asks the registers for this company: wait for its end, or end its run first."
         raise Refused(409, "RUN_OPEN", message)

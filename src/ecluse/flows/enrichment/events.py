@@ -22,8 +22,7 @@ NULLS = dict.fromkeys(("request_id", "job_id", "source_api", "http_status", "err
 
 
 def requested(asked: TriggerRequest, *, cached: bool) -> Event:
-    """Return the event of a request for a company. `cached`: no job was started or joined, hence no Completed
-    follows."""
+    """Return the event of a request for a company. `cached`: no job was started or joined: no Completed follows."""
     payload = {
         "request_id": str(asked.request_id),
         "company_siren": asked.siren,
@@ -63,7 +62,7 @@ def completed(tenant: str, correlation: str, *, job: int, siren: str, result: Ev
 def _event(
     tenant: str, key: str, kind: str, correlation: str, payload: Mapping[str, Any], error_message: str | None = None
 ) -> Event:
-    """Return the event, after its log line, which has every mandatory field: those without a value are null."""
+    """Log an event, with every mandatory field (null where it has no value), and return it."""
     about = {"event_type": kind, "tenant_id": tenant, "correlation_id": correlation, "error_message": error_message}
     log.info(kind, area="ENRICHMENT", **about, **{**NULLS, **payload})
     return Event(tenant, key, kind, f"company:{payload['company_siren']}", payload, correlation, PRODUCER)

@@ -1,6 +1,6 @@
-"""The flow of company enrichment: a job is a run that is only items, one stage per source. Each source opens the next
-one in the commit of its own end, also if it failed; the end of the run merges, evaluates, tells Completed and updates
-the requests, in one transaction.
+"""The flow of company enrichment: a job is a run without a story, with one stage per source. The commit that ends a
+source opens the next one, even if the source failed; the end of the run merges and evaluates the results, emits
+Completed and updates the requests, in one transaction.
 
     begin ─▶ API_RECHERCHE_ENTREPRISES ─▶ INPI_RNE ─▶ API_ENTREPRISE_RCS ─▶ end
 """
@@ -62,7 +62,7 @@ HAVING NOT bool_or(coalesce(facts ->> 'legal_name', '') <> '')
 
 
 class Job(BaseModel):
-    """Input of a run: which company, why, and the sources to ask. Log lines have the fields of the same name."""
+    """Input of a run: the company, the trigger, and the sources to ask. Log lines have the fields of the same name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +108,7 @@ class Enrichment:
         )
 
     async def _begin(self, connection: Connection, runs: Sequence[Run]) -> None:
-        """Store the jobs of new runs and dispatch their first source."""
+        """Store the jobs of new runs and dispatch their first source. Raise Taken if a company has a job."""
         rows = [
             {**run.input, "siren": run.input["company_siren"], "run_id": run.id, "tenant_id": run.tenant_id}
             | {"correlation_id": run.correlation_id or run.event_key}
@@ -119,7 +119,7 @@ class Enrichment:
         await open_stage(connection, self.stages[Source.SEARCH], first, select=True)
 
     async def _ended(self, source: Source, connection: Connection, ends: Sequence[ItemEnd]) -> None:
-        """Store the final results of a source, tell them, and dispatch the next source. The `on_end` of its stage."""
+        """Store the final results of a source, emit events, and dispatch the next one. The `on_end` of its stage."""
         over = {end.item.run_id: (end, result_of(source, end)) for end in ends if end.status != "open"}
         if not over:
             return
@@ -165,7 +165,7 @@ def about(job: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 
 async def ask(source: Source, context: WorkContext, item: Item) -> Result:
-    """Ask one register for the company of a job, under the job's lock. The work of its stage."""
+    """Ask one register for a company, under the lock of its job; postpone without the lock. The work of its stage."""
     with bound_contextvars(**item.log_fields):
         return await _ask(source, context, item)
 
@@ -212,7 +212,7 @@ def run_of(item: Item) -> Run:
 
 
 async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
-    """Settle the targets of runs whose required source answered without a name, if no other source gave one."""
+    """Settle as failed the targets of runs whose required source answered without a name, if no other gave one."""
     by_id = {run.id: run for run in runs}
     for run_id in await fetch_column(connection, NAMELESS, (list(by_id),)) if runs else ():
         run = by_id[run_id]
@@ -222,8 +222,8 @@ async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
 
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
-    """Merge what the sources of these jobs said, evaluate, store it, update the requests, and return Completed for each
-    tenant that has a request at the job. Part of the transaction that ends the runs."""
+    """Merge, evaluate and store the results of these jobs and update their requests, in the transaction that ends the
+    runs. Return a Completed event for each tenant that has the job or a request attached to it."""
     jobs = await records.open_jobs(connection, [run.id for run in runs])
     companies = await records.lock_companies(connection, [job.siren for job in jobs])
     results = await records.fetched(connection, [job.run_id for job in jobs])
@@ -253,7 +253,7 @@ def concluded(
     now: datetime,
 ) -> tuple[Row, Evaluation]:
     """Return the row with which a job ends, and its evaluation. Only a job that ends SUCCESS or PARTIAL changes the
-    facts of its company; one that never began changes nothing but itself."""
+    facts of its company; a job that never began leaves its company unchanged."""
     merged = card.merge(stored, {one.source: facts for one, facts in results if facts is not None}, now)
     fetched = complete([Source(one) for one in job.asked], [one for one, _ in results])
     result = evaluate(fetched, core_identity=card.legal_name(merged) is not None)

@@ -1,5 +1,5 @@
-"""What has been of companies and registers: jobs, snapshots, and the figures of each register. Companies are shared by
-all tenants: of a job of another tenant neither the tenant nor the run is told."""
+"""History of companies and registers: jobs, snapshots, and the figures of each register. Companies are shared by all
+tenants: of another tenant's job, neither the tenant nor the run is shown."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ NONE: Row = {"answers": 0, "calls": 0, "last_at": None, "median_ms": None, "good
 
 
 async def jobs(connection: Connection, siren: str, tenant: str, most: int) -> list[Row]:
-    """Return the last jobs of a company."""
+    """Return the last `most` jobs of a company, the newest first; `run_id` is None for jobs of other tenants."""
     return await fetch_all(connection, dict, JOBS, {"siren": siren, "tenant": tenant, "most": most})
 
 
 async def snapshots(connection: Connection, siren: str, seen: Collection[Source], most: int) -> list[Row]:
-    """Return the last snapshots of a company, each with the fields whose values differ from the snapshot before, as far
-    as a reader of these sources sees them; None: it is the first."""
+    """Return the last `most` snapshots of a company, the newest first, each with the number of fields, and the names of
+    those that differ from the snapshot before (None: it is the first). Only fields from the sources in `seen` count."""
     rows = await fetch_all(connection, dict, SNAPSHOTS, (siren, most + 1))
     cards = [card.card(row.pop("sources"), seen) for row in rows]
     for row, one in zip(rows, cards, strict=True):

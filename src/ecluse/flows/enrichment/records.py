@@ -1,5 +1,5 @@
-"""The rows of companies, jobs and sources, and the only place that changes the state of a company: under the lock of
-its row, by the table of transitions."""
+"""Storage of companies, jobs and sources, and the only place that changes the state of a company: under the lock of its
+row, by the table of transitions."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Taken(Conflict):
 
 
 class JobRow(NamedTuple):
-    """An open job, as its end needs it."""
+    """An open job, with the columns that its end needs."""
 
     run_id: int
     tenant_id: str
@@ -146,7 +146,7 @@ class JobRow(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """A company as a trigger finds it; `job`: its open job; `locked`: that cannot end before the transaction does."""
+    """A company as a trigger finds it; `job`: its open job; `locked`: it cannot end before this transaction."""
 
     known: Known
     job: int | None
@@ -159,7 +159,7 @@ class Looked(NamedTuple):
 
 
 async def look(connection: Connection, sirens: Collection[str]) -> dict[str, Looked]:
-    """Return what is known of companies, which are inserted if they are new, and lock their open jobs."""
+    """Insert companies that are new, lock the open jobs of all, and return what is known of each, by SIREN."""
     await connection.execute(PUT_COMPANIES, (list(sirens),))
     return {
         siren: Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
@@ -170,20 +170,20 @@ async def look(connection: Connection, sirens: Collection[str]) -> dict[str, Loo
 
 
 async def mark_stale(connection: Connection, fresh: timedelta, sirens: Sequence[str] | None = None) -> None:
-    """Mark companies whose data are too old: those of `sirens`, or the first 500 of all."""
+    """Mark up to 500 companies as STALE whose data are older than `fresh`: of `sirens`, or of all (None)."""
     await connection.execute(MARK_STALE, {"fresh": fresh, "sirens": sirens})
 
 
 async def put_jobs(connection: Connection, rows: Sequence[Row]) -> None:
-    """Insert jobs. Raise Taken if a company has an open job, or a job of the same idempotency key that succeeded."""
+    """Insert jobs. Raise Taken if a company has an open job, or one with the same idempotency key has succeeded."""
     put = set(await fetch_column(connection, PUT_JOBS, (as_json(rows),)))
     if taken := {row["siren"] for row in rows if row["run_id"] not in put}:
         raise Taken(taken)
 
 
 async def begin_call(connection: Connection, run_id: int, siren: str, source: Source, attempt: int) -> bool:
-    """Record that a job asks a source under its lock of this `attempt`; return whether that attempt is new. The company
-    of a new job is RUNNING from here on."""
+    """Record that a job asks a source under its lock of this `attempt`; return True if that attempt is new. The company
+    of the job is RUNNING from here on."""
     given = {"run": run_id, "attempt": attempt, "source": source}
     row = await fetch_row(connection, BEGIN_CALL, given)
     if row is not None:
@@ -197,7 +197,7 @@ async def begin_call(connection: Connection, run_id: int, siren: str, source: So
 
 
 async def end_sources(connection: Connection, rows: Sequence[Row]) -> dict[int, int]:
-    """Store the final results of sources; return the duration of each, in ms, by run."""
+    """Store the final results of sources; return the duration of each in milliseconds, by run."""
     return dict(await fetch_rows(connection, END_SOURCES, (as_json(rows),)))
 
 
@@ -206,13 +206,13 @@ async def open_jobs(connection: Connection, run_ids: Collection[int]) -> list[Jo
 
 
 async def lock_companies(connection: Connection, sirens: Collection[str]) -> dict[str, tuple[Status, Row]]:
-    """Lock companies; return state and stored facts of each."""
+    """Lock companies; return state and stored facts of each, by SIREN."""
     rows = await fetch_rows(connection, LOCK_COMPANIES, (sorted(sirens),))
     return {siren: (Status(status), sources) for siren, status, sources in rows}
 
 
 async def fetched(connection: Connection, run_ids: Collection[int]) -> dict[int, list[tuple[Fetched, Row | None]]]:
-    """Return the final results of the sources of jobs, by run, each with the facts."""
+    """Return the final results of the sources of jobs, by run, each with its facts (None if it failed)."""
     found: dict[int, list[tuple[Fetched, Row | None]]] = {}
     for run_id, source, _, http_status, code, message, facts in await fetch_rows(connection, SOURCES, (list(run_ids),)):
         found.setdefault(run_id, []).append((Fetched(Source(source), code, http_status, message), facts))
@@ -220,8 +220,7 @@ async def fetched(connection: Connection, run_ids: Collection[int]) -> dict[int,
 
 
 async def end_jobs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
-    """Store the ends of jobs: company, snapshot, job and requests. Return the tenants that wait for each job, with a
-    correlation id."""
+    """Store the ends of jobs, companies and requests; return (job, tenant, correlation id) per waiting tenant."""
     given = {"rows": as_json(rows)}
     for statement in (END_COMPANIES, PUT_SNAPSHOTS, END_JOBS):
         await connection.execute(statement, given)

@@ -1,5 +1,5 @@
 """Relaunch by an event: any part of Ecluse that learns of a change of a company writes `company/refresh` to the outbox,
-with `company_siren` in its payload; as a sink of the publisher, this starts a job for each, once."""
+with `company_siren` in its payload; this sink of the publisher starts one job for each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ ORDER BY r.id DESC LIMIT 1
 
 
 async def relaunch(pool: Pool, flow: Flow, config: Config, events: Sequence[PublishedEvent]) -> None:
-    """Start a job for each of these events that asks for one. A company that the tenant has no request for is left
-    alone."""
+    """Start or join a job for each event `company/refresh` about a company that its tenant has a request for."""
     for event in events:
         if event.event_type == REFRESH:
             async with pool.connection() as connection, connection.transaction():

@@ -1,4 +1,4 @@
-"""Requests for companies, and what a trigger leads to: the open job, a new one, or what is stored."""
+"""Requests for companies, and the result of a trigger: it joins the open job, starts one, or uses the stored data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECIPIENT = "SELECT api_entreprise_recipient FROM tenants WHERE id = %s"
 
 
 class Desk(NamedTuple):
-    """What requests are handled with."""
+    """The connection, flow and settings with which requests are handled."""
 
     connection: Connection
     flow: Flow
@@ -53,7 +53,7 @@ class Desk(NamedTuple):
 
 class Shown(NamedTuple):
     """A request with the card of its company; `seen`: the sources whose facts the tenant may see; `wanting`: reading it
-    is to trigger a job, because the data are missing or stale, and it is not attached to an open job already."""
+    triggers a job, because the data are missing or stale, and it is not attached to an open job already."""
 
     row: Row
     seen: list[Source]
@@ -61,7 +61,7 @@ class Shown(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """What a trigger has led to: the job that the request is attached to, or none, because what is stored is used."""
+    """The result of a trigger: the job that the request is attached to, or None if the stored data are used."""
 
     job_id: int | None
     attached: bool
@@ -79,8 +79,7 @@ STORED = Launched(None, attached=False)
 
 
 async def create(desk: Desk, wanted: Sequence[TriggerRequest]) -> list[tuple[int, Launched]]:
-    """Insert requests of one tenant and their companies, if they are new; return for each its id and what it leads to.
-    `wanted` have no request yet."""
+    """Insert requests of one tenant, and companies that are new; return the id and the result of each, in order."""
     looked = await records.look(desk.connection, {one.siren for one in wanted})
     rows = [{**vars(one), "place": place, "job": looked[one.siren].held} for place, one in enumerate(wanted)]
     ids = sorted(await fetch_column(desk.connection, INSERT, (as_json(rows),)))
@@ -91,9 +90,9 @@ async def create(desk: Desk, wanted: Sequence[TriggerRequest]) -> list[tuple[int
 async def launch(
     desk: Desk, wanted: Sequence[TriggerRequest], looked: Mapping[str, Looked] | None = None
 ) -> list[Launched]:
-    """Attach requests of one tenant to the open jobs of their companies, start jobs, or neither; and tell Requested. An
-    attached request cannot miss the end of its job: the job's run is locked until this transaction ends. `looked`: the
-    companies, as new requests found them, which are attached to the jobs that were locked then."""
+    """Attach requests of one tenant to the open jobs of their companies, start jobs, or use the stored data; emit
+    Requested. An attached request cannot miss the end of its job, whose run is locked until this transaction ends.
+    `looked`: the companies as they were read before new requests were inserted with their open jobs."""
     first = {one.siren: one for one in reversed(wanted)}
     found = await _launch(desk, first, looked)
     made = [
@@ -116,7 +115,7 @@ async def launch(
 async def _launch(
     desk: Desk, first: Mapping[str, TriggerRequest], looked: Mapping[str, Looked] | None
 ) -> dict[str, Launched]:
-    """Return what the first trigger of each company leads to."""
+    """Return the result of the first trigger of each company. Raise Conflict if its job changes at each of TRIES."""
     (connection, _, config), found = desk, dict[str, Launched]()
     for _ in range(TRIES):
         left = first.keys() - found.keys()
@@ -152,8 +151,8 @@ async def _launch(
 async def start(
     desk: Desk, wanted: Sequence[TriggerRequest], now: datetime, trigger: str | None = None
 ) -> dict[str, int]:
-    """Start jobs in the tenant that wants them; return the run of each company. Raise Taken if one has a job.
-    `trigger`: that of the jobs, if no request began them."""
+    """Start jobs of one tenant; return the run of each company. Raise Taken if a company has a job already. `trigger`:
+    the trigger of jobs that no request began."""
     connection, flow, config = desk
     recipient = await recipient_of(connection, config, wanted[0].tenant)
     sources, starts = [str(source) for source in config.asked(recipient)], []
@@ -175,7 +174,7 @@ async def start(
 
 
 async def recipient_of(connection: Connection, config: Config, tenant: str) -> str | None:
-    """Return the recipient with which the tenant asks API Entreprise; None: it does not, and sees nothing of it."""
+    """Return the SIRET for which the tenant asks API Entreprise; None: it does not ask, and sees nothing of it."""
     return _recipient(config, tenant, await fetch_value(connection, RECIPIENT, (tenant,)))
 
 
@@ -184,14 +183,14 @@ def _recipient(config: Config, tenant: str, own: str | None) -> str | None:
 
 
 async def show(connection: Connection, config: Config, tenant: str, request_id: int) -> Shown:
-    """Return a request with the card of its company, as far as the tenant may see it; raise NotFound."""
+    """Return a request, with the card of its company as far as the tenant may see it; raise NotFound if it has none."""
     if not (found := await show_all(connection, config, tenant, [request_id])):
         raise NotFound(f"There is no request {request_id}.")
     return found[request_id]
 
 
 async def show_all(connection: Connection, config: Config, tenant: str, ids: Collection[int]) -> dict[int, Shown]:
-    """Return the requests of the tenant with these ids as `show` does, by id."""
+    """Return the requests of the tenant with these ids as `show` does, by id; unknown ids are left out."""
     rows = await fetch_all(connection, dict, SHOW, (tenant, list(ids)))
     return {row["id"]: _shown(config, tenant, row) for row in rows}
 

@@ -1,5 +1,5 @@
-"""Pure decisions: which numbers are valid, whether the cache is fresh, and whether a job is to be started. `now` is an
-argument."""
+"""Pure decisions: which SIREN and SIRET are valid, whether the cache is fresh, and whether a job is started. `now` is
+an argument."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job_key(siren: str, trigger: str, now: datetime) -> str:
 
 
 def identifiers(company_siren: str | None, company_siret: str | None) -> tuple[str, str | None]:
-    """Return SIREN and SIRET without blanks; raise InvalidInput if one of them is not valid, or neither is given."""
+    """Return SIREN and SIRET without blanks; raise InvalidInput if one is invalid, both differ, or none is given."""
     given_siren, given_siret = _digits(company_siren), _digits(company_siret)
     if given_siren is None and given_siret is None:
         raise InvalidInput("company_siren or company_siret: give at least one of them")
@@ -66,8 +66,8 @@ def _is_siret(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a company when a caller asks for it. `updated_at`: the last merge; `ended_at`: the end of its
-    last job."""
+    """The state of a company that decisions depend on. `updated_at`: the last merge; `ended_at`: the end of its last
+    job."""
 
     status: Status
     updated_at: datetime | None
@@ -90,8 +90,8 @@ Decision = Literal["cached", "attach", "start"]
 
 
 def decide(known: Known, trigger: Trigger, limits: Limits, now: datetime) -> Decision:
-    """Decide what a trigger leads to: the open job, a new job, or what is stored, if that is fresh or a job has just
-    failed."""
+    """Decide what a trigger leads to: the open job (`attach`), a new job (`start`), or the stored data (`cached`), if
+    they are fresh or a job has just failed. A manual refresh never uses the stored data."""
     if known.open_job:
         return "attach"
     if trigger is Trigger.MANUAL:
@@ -103,8 +103,8 @@ def decide(known: Known, trigger: Trigger, limits: Limits, now: datetime) -> Dec
 
 
 def is_due(known: Known, limits: Limits, now: datetime) -> bool:
-    """Return whether the sweep relaunches the company: it is stale; its job is gone and left it pending; or it is
-    partial and the missing source may answer now."""
+    """Return whether the sweep relaunches the company: it is stale; it is pending without a job; or it is partial and
+    the missing source may answer now."""
     if known.open_job:
         return False
     if known.status in (Status.PENDING, Status.STALE) or is_stale(known, limits, now):

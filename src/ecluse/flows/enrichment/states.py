@@ -28,7 +28,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """A trigger: by which request, about which company. `key` tells repeated triggers of a request apart; `by`: the
+    """A trigger of enrichment by a request for a company. `key` tells repeated triggers of a request apart; `by`: the
     name of the caller, for a new request."""
 
     tenant: str
@@ -64,12 +64,12 @@ LONGEST_ERROR = 2_000  # characters
 
 
 def may_move(before: Status, after: Status, trigger: Trigger | None = None) -> bool:
-    """Return whether a company may go from one state to another; `trigger`: that of the job that wants it."""
+    """Return whether a company may go from one state to another; `trigger`: the trigger of the job that moves it."""
     return after in MOVES[before] or (trigger is Trigger.MANUAL and (before, after) in BY_HAND)
 
 
 def check_move(siren: str, before: Status, after: Status, trigger: Trigger | None = None) -> None:
-    """Raise ForbiddenTransition unless `may_move`."""
+    """Raise ForbiddenTransition if the company may not go from `before` to `after` (`may_move`)."""
     if not may_move(before, after, trigger):
         raise ForbiddenTransition(f"company {siren}", before, after)
 
@@ -132,8 +132,8 @@ class Evaluation:
 
 
 def complete(asked: Collection[Source], fetched: Sequence[Fetched]) -> list[Fetched]:
-    """Return one result per source that the job was to ask, in the canonical order: a source without a result, because
-    the job was ended first, has failed."""
+    """Return one result per source that the job was to ask, in the canonical order. A source without a result counts as
+    failed: the job was ended before it answered."""
     known = {one.source: one for one in fetched}
     missing = "the job ended before the source answered"
     return [known.get(one) or Fetched(one, ErrorCode.UNKNOWN, None, missing) for one in Source if one in asked]
@@ -160,8 +160,8 @@ def evaluate(fetched: Sequence[Fetched], *, core_identity: bool) -> Evaluation:
 
 
 def enrichment_error(failed: Sequence[Fetched], *, core_identity: bool) -> str | None:
-    """Return the failed sources as `SOURCE:HTTP:ERROR_CODE`, joined by `|`, cut between two entries; None if there is
-    nothing to report. If the required source answered and there is no legal name (`core_identity` False),
+    """Return the failed sources as `SOURCE:HTTP:ERROR_CODE`, joined by `|`, cut between entries at LONGEST_ERROR; None
+    if there is nothing to report. If the required source answered and there is no legal name (`core_identity` False),
     CORE_IDENTITY_MISSING comes first."""
     entries = [f"{one.source}:{one.http_status or '-'}:{one.error_code}" for one in failed]
     if not core_identity and not any(one.source in REQUIRED for one in failed):

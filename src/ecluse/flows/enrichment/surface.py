@@ -36,7 +36,7 @@ RequestNumber = Annotated[int, Noun("request")]
 
 
 class NewRequest(Body):
-    """Which company: one of both numbers is enough. Blanks are ignored."""
+    """The company to ask for: one of the two numbers is enough. Blanks are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"company_siren": "552049447"}]})
 
@@ -157,8 +157,8 @@ def _config(asked: Asked) -> Config:
 
 
 async def _waited(asked: Asked, answer: Row) -> Row:
-    """Wait for the end of the job, until the request is 1.2 s old, unless there are fresh data, and return the request
-    as it is then. The job goes on in any case."""
+    """Wait for the end of the job until the request is `sync_wait` (1.2 s) old, unless there are fresh data, and return
+    the request as it is then. The job goes on in any case."""
     updated_at = answer["company_updated_at"]
     fresh = updated_at is not None and asked.kit.clock.now() - updated_at < _config(asked).limits.fresh
     if answer["cached"] or fresh:
@@ -282,8 +282,8 @@ async def erase_company(act: Act, siren: str, body: ErasureReason) -> Row:
     command=Command("enrichment recipient", arguments=("recipient",)),
 )
 async def set_recipient(act: Act, tenant: str, body: NewRecipient) -> Row:
-    """Let a tenant ask API Entreprise, for the SIRET of its administration, and see what it says; or not any more. Only
-    for admins of the tenant `default`."""
+    """Set the SIRET of the administration for which a tenant asks API Entreprise and sees its data; null ends both.
+    Only for admins of the tenant `default`."""
     _administrators_only(act)
     await tenants.require(act.connection, tenant)
     siret = None if body.recipient is None else rules.identifiers(None, body.recipient)[1]
@@ -307,6 +307,6 @@ def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger
 
 
 async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:
-    """Trigger a job by a request that exists."""
+    """Trigger enrichment by a stored request, and return the result."""
     about = _about(asked, row["id"], row["company_siren"], row["company_siret"], trigger)
     return (await requests.launch(_desk(asked, connection), [about]))[0]

@@ -1,5 +1,5 @@
-"""The sweep of company enrichment, on every worker at intervals: marks stale companies, relaunches what is stale,
-pending without a job or partial for a passing reason, and erases companies that were not asked for any more."""
+"""The sweep of company enrichment, on every worker at intervals: marks stale companies, relaunches companies that are
+stale, pending without a job or partial for a passing reason, and erases those that no request asked for any more."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ORDER BY siren LIMIT %(most)s
 
 
 async def sweep(flow: Flow, config: Config, connection: Connection) -> None:
-    """Sweep once. Idempotent: the index of open jobs keeps two replicas from starting the same job."""
+    """Sweep once, at most MOST companies. Idempotent: the index of open jobs prevents a second job of a company."""
     limits = config.limits
     await records.mark_stale(connection, limits.fresh)
     given = {"after_partial": limits.after_partial, "most": MOST}
