@@ -89,7 +89,7 @@ class AuditRow(Shape):
     run_id: str
     automation_run_id: str | None
     automation_schedule_id: str | None
-    unverified_steps: int | None = Field(description="Steps with quotes of which no transcript has any.")
+    unverified_steps: int | None = Field(description="Number of steps with quotes, none of which is in a transcript.")
     error_code: str | None = Field(examples=["NO_TRANSCRIPT"])
     error: str | None
     model: str | None = Field(description="The model that answered, as its vendor names it.")
@@ -117,7 +117,7 @@ class JudgedStep(Shape):
     weight: float
     comment: str
     evidence: list[Evidence]
-    unverified: bool = Field(False, description="true: it has quotes, and no transcript has any of them.")
+    unverified: bool = Field(False, description="True if it has quotes, and none of them is in a transcript.")
 
 
 class AuditResult(Shape):

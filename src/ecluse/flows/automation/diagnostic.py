@@ -13,7 +13,8 @@ from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.flows.automation.config import Config
 
 WORST = 50
-# As the tenant sees them: of a lane that others use as well, not what the vendor said to their calls.
+# As the tenant sees them: of a lane that tenants share, the vendor's messages are left out, since they may answer
+# another tenant's calls.
 LANES = """
 SELECT name, max_in_flight, per_second, in_flight, waiting, paused_reason, held_until,
        CASE WHEN NOT shared THEN held_reason END AS held_reason, down_since,
@@ -100,9 +101,11 @@ def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troub
     if setup.unset:
         found.append(f"Set {', '.join(setup.unset)}: runs fail until then.")
     if not setup.present.get("ECLUSE_SECRET_KEY", True):
-        found.append("Without ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE no schedule can have an external_api_key.")
+        found.append(
+            "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE: without it no schedule can have an API key or a webhook."
+        )
     if not setup.present.get("SMTP_HOST", True):
-        found.append("No mail is sent: notify_emails need SMTP_HOST and MAIL_FROM.")
+        found.append("Set SMTP_HOST and MAIL_FROM: without them no mail is sent to notify_emails.")
     if not any("scheduler" in replica["roles"] for replica in replicas):
         found.append("No live replica has the role scheduler: nothing is fired by the clock. Start `ecluse serve`.")
     if not any(replica["works_on_automation"] for replica in replicas):

@@ -267,7 +267,7 @@ async def _seal_url(
     if url is None:
         await sealed.delete(connection, tenant, schedule_url_name(schedule_id))
     elif secrets is None:
-        raise _no_key("webhook_url: the URLs and secrets of webhooks are kept sealed")
+        raise _no_key("the webhook_url")
     else:
         await secrets.put(connection, tenant, schedule_url_name(schedule_id), url)
 
@@ -276,15 +276,16 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
     """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it. Raise
     Conflict if this server has no encryption key."""
     if secrets is None:
-        raise _no_key("webhook_url: webhooks are signed, and their secrets are kept sealed")
+        raise _no_key("the signing secret of the webhook")
     secret = new_secret()
     await secrets.put(connection, tenant, schedule_secret_name(schedule_id), secret)
     return secret
 
 
-def _no_key(why: str) -> Conflict:
-    told = f"{why}, and there is no key here to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
-    return Conflict(told, code="NO_SECRET_KEY")
+def _no_key(what: str) -> Conflict:
+    remedy = "set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE"
+    message = f"This server has no encryption key, so {what} cannot be stored: {remedy}."
+    return Conflict(message, code="NO_SECRET_KEY")
 
 
 async def _seal(
@@ -298,7 +299,7 @@ async def _seal(
         await sealed.delete(connection, tenant, schedule_crm_key_name(schedule_id))
         await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
     elif secrets is None:
-        raise _no_key("external_api_key is kept sealed")
+        raise _no_key("the external_api_key")
     else:
         await secrets.put(connection, tenant, schedule_crm_key_name(schedule_id), key.get_secret_value())
     await connection.execute(

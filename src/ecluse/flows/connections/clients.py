@@ -152,7 +152,8 @@ def _adapter(setup: Setup, kind: Kind, access: Access, http: VendorHttp | None) 
     if kind == "crm":
         return Crm(http, access.key, names)
     if http is None:
-        raise PermanentError(f"{records.VENDORS[kind]} has no URL here.", code="NOT_CONFIGURED")
+        message = f"No URL is configured for {records.VENDORS[kind]}: set {names.url}, or add a connection."
+        raise PermanentError(message, code="NOT_CONFIGURED")
     if kind == "speech":
         return ElevenLabs(http, access.key, setup.speech, names)
     return Llm(http, access.key, model=access.model, prices=setup.prices, names=names)

@@ -10,7 +10,7 @@ from ecluse.access.secrets import Secrets
 from ecluse.access.surface import Asked
 from ecluse.base.errors import InvalidInput, VendorError
 
-SHORTEST_SHOWN = 20  # characters of a key of which the last four may be shown: the others are too many to guess
+SHORTEST_SHOWN = 20  # characters of a key whose last four may be shown: the remaining ones cannot be guessed
 
 
 def checked_address(asked: Asked, url: str) -> str:
@@ -32,7 +32,7 @@ def sealing(asked: Asked) -> Secrets:
     """Return the store of secrets. Raise Refused (409) if this server has no encryption key."""
     keys: Secrets | None = asked.state.secrets
     if keys is None:
-        why = "API keys are kept sealed, and there is no key here to seal with"
+        why = "This server has no encryption key, so API keys and other secrets cannot be stored"
         raise Refused(409, "NO_SECRET_KEY", f"{why}: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE.")
     return keys
 

@@ -34,7 +34,7 @@ class NewProject(Body):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", examples=["EUR"])] = Field(
         description="Of all amounts of the project; must be the currency of the shop."
     )
-    access_token: Key = Field(examples=["shpat_…"], description="Sealed, and never shown.")
+    access_token: Key = Field(examples=["shpat_…"], description="Stored encrypted, never shown.")
 
 
 class ChangedProject(Body):

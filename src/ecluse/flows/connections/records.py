@@ -105,7 +105,7 @@ async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
     """Return the row of a connection. Raise NotFound if the tenant has no stored connection of this kind."""
     row = await fetch_one(connection, dict, LOAD, (tenant, kind))
     if row is None:
-        raise NotFound(f"there is no connection {kind}")
+        raise NotFound(f"There is no connection {kind}. `ecluse connections list` shows them.")
     return row
 
 

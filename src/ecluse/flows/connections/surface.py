@@ -48,7 +48,7 @@ class Limits(Body):
 class NewConnection(Limits):
     kind: Kind
     base_url: Url
-    api_key: Key = Field(description="Sealed, and never shown.")
+    api_key: Key = Field(description="Stored encrypted, never shown.")
 
 
 class ChangedConnection(Limits):
@@ -232,7 +232,7 @@ async def _try_stored(asked: Asked, kind: str) -> None:
             access = await _setup(asked).access(connection, asked.tenant, which)
     except VendorError as error:
         if error.code == "NO_CONNECTION":
-            raise NotFound(f"there is no connection {kind}") from error
+            raise NotFound(f"There is no connection {kind}. `ecluse connections list` shows them.") from error
         raise refused_by_vendor(error, stored=True) from error
     await _try(asked, which, access, stored=True)
 
@@ -280,7 +280,7 @@ def _check_model(kind: Kind, model: str | None) -> None:
 def _known(text: str) -> Kind:
     found = next((kind for kind in KINDS if kind == text), None)
     if found is None:
-        raise NotFound(f"there is no connection {storable(text, 50)}: a kind is one of {', '.join(KINDS)}")
+        raise NotFound(f"There is no connection {storable(text, 50)}: a kind is one of {', '.join(KINDS)}.")
     return found
 
 

@@ -28,7 +28,7 @@ FIELDS: Mapping[str, tuple[Source, ...]] = {
     **dict.fromkeys(LEGAL_FIELDS.split(), LEGAL),
 }
 OPEN_DIFFUSION = "O"
-PUBLIC = (Source.SEARCH, Source.INPI)  # what they say every tenant may know
+PUBLIC = (Source.SEARCH, Source.INPI)  # every tenant may see their facts
 Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}
 
 

@@ -32,7 +32,7 @@ class Config:
     recipient: str | None = None
     deadline: timedelta = timedelta(seconds=5)
     sync_wait: timedelta = timedelta(milliseconds=1200)
-    keep: timedelta | None = None  # companies that nothing was asked about for longer are erased
+    keep: timedelta | None = None  # companies without a request for longer than this are erased
     limits: Limits = field(default_factory=Limits)
     connections: int = 50
 

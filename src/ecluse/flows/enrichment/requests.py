@@ -145,7 +145,7 @@ async def _launch(
         if len(found) == len(first):
             return found
     changed = ", ".join(sorted(first.keys() - found.keys()))
-    raise Conflict(f"The job of company {changed} changed while this was answered: repeat the request.")
+    raise Conflict(f"The job of company {changed} changed during this request: repeat the request.")
 
 
 async def start(

@@ -49,7 +49,7 @@ MOVES: Mapping[Status, frozenset[Status]] = {
     Status.FAILED: frozenset({Status.RUNNING}),
     Status.STALE: frozenset({Status.RUNNING}),
 }
-MEANING: Mapping[Status, str] = {  # as the states of runs, of which pages know the colours
+MEANING: Mapping[Status, str] = {  # the state of a run that pages show in the same colour
     Status.PENDING: "waiting",
     Status.RUNNING: "running",
     Status.SUCCESS: "succeeded",

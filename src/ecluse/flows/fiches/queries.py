@@ -22,7 +22,7 @@ async def show_fiche(connection: Connection, tenant: str, fiche_id: str) -> Row:
     signatures and secrets are hidden. Raise NotFound if the tenant has no such fiche in its cache."""
     fiche = await fetch_one(connection, dict, SHOW, (tenant, fiche_id))
     if fiche is None:
-        raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")
+        raise NotFound(f"Fiche {fiche_id} is not in the cache: it has not been fetched from the CRM.")
     recordings = await fetch_all(connection, dict, RECORDINGS, (fiche["fiche_cache_id"],))
     for recording in recordings:
         recording["recording_url"] = masked(recording["recording_url"])

@@ -62,19 +62,16 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
     """Raise Refused (403), naming the fiches, if this caller may not see one of them."""
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
-        outside = f"which does not include fiche {first_few(refused)}, as far as is known here."
-        raise Refused(403, "SCOPE", f"This key is limited to {_limits(caller)}, {outside}")
+        raise Refused(403, "SCOPE", f"This key may not read fiche {first_few(refused)}: {_limits(caller)}.")
 
 
 def _limits(caller: Caller) -> str:
     """Return the caller's scope in words, with the groupes or the CRM user that it is limited to."""
     if caller.scope == "GROUP":
-        return f"the groupes {', '.join(caller.groupes)}" if caller.groupes else "groupes, of which it has none"
-    return (
-        f"what is attributed to the CRM user {caller.crm_user_id}"
-        if caller.crm_user_id
-        else "the fiches of no CRM user"
-    )
+        groupes = f"with the groupes {', '.join(caller.groupes)}" if caller.groupes else "and it has no groupes"
+        return f"its scope is GROUP, {groupes}"
+    user = f"with the crm_user_id {caller.crm_user_id}" if caller.crm_user_id else "and it has no crm_user_id"
+    return f"its scope is {caller.scope}, {user}"
 
 
 async def _in_path(look: Look, text: str) -> str:

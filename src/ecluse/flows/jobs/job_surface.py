@@ -133,8 +133,8 @@ async def delete_job_host(act: Act, host_id: str) -> Row:
 
 @HOST.does("token", answer=shapes.NewToken, status=201)
 async def create_enrolment_token(act: Act, host_id: str) -> Row:
-    """Make a token with which an agent of this host enrols, once, within an hour. The present agent of the host is
-    revoked then."""
+    """Make a token with which an agent of this host enrols, once, within an hour. When it enrols, the former agent of
+    the host is revoked."""
     token, expires_at = await agents.new_token(act.connection, act.tenant, host_id, act.caller.name)
     act.answers(201, token=token)
     return {"hostId": host_id, "expiresAt": expires_at}

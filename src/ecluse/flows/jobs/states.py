@@ -24,8 +24,8 @@ from ecluse.flows.jobs.attempts import Ended, Kept, Open, Verdict, event, judged
 BATCH = 200
 leases_lost: Counter[tuple[str]] = Counter()  # by tenant, ended by this process
 
-# One statement, so that an idle poll costs one: it notes that the agent is there, and claims what its host has. No
-# joins, of which the planner would expect many rows, and read whole tables.
+# One statement, so that an idle poll costs one: it records that the agent is online, and claims attempts of its host.
+# Without joins, for which the planner would expect many rows and read whole tables.
 CLAIM = """
 WITH agent AS (
     UPDATE job_agents SET version = %(version)s, last_seen_at = ecluse_now(),

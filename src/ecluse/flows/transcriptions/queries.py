@@ -67,7 +67,7 @@ async def status(connection: Connection, tenant: str, fiche_id: str) -> Row:
     fiche = await fetch_one(connection, dict, FICHE, given)
     run = await fetch_one(connection, dict, RUN, given)
     if fiche is None and run is None:
-        raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")
+        raise NotFound(f"Fiche {fiche_id} is not in the cache: it has not been fetched from the CRM.")
     rows: list[Row] = []
     if fiche is not None:
         rows = await fetch_all(connection, dict, RECORDINGS, {"run": run and run["planned"], "fiche": fiche["id"]})
@@ -169,7 +169,7 @@ def functions(stages: dict[str, Row], *, planned: bool, over: bool) -> Row:
 async def require_known(connection: Connection, tenant: str, fiche_id: str) -> None:
     """Raise NotFound if the tenant has neither the fiche in its cache nor a transcription run of it."""
     if await fetch_row(connection, KNOWN, {"tenant": tenant, "fiche": fiche_id}) is None:
-        raise NotFound(f"Fiche {fiche_id} is not known here: it has not been fetched.")
+        raise NotFound(f"Fiche {fiche_id} is not in the cache: it has not been fetched from the CRM.")
 
 
 async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id: str) -> Row:

@@ -25,7 +25,7 @@ from ecluse.flows.transcriptions.start import StartedFiche, count_requests, star
 surface = Surface("transcriptions")
 READ, OF_FICHE = "transcriptions.read", "/api/transcriptions/{fiche_id:text}"
 MOST = 10_000
-# Fiches of a batch that are started together: what is done for them between two statements holds the loop.
+# Fiches of a batch that are started together: the work on more of them would block the event loop for too long.
 CHUNK = 100
 FICHES_PER_UNIT = 10  # of the cost of a batch
 PRIORITIES = ("high", "normal", "low")
