@@ -77,7 +77,7 @@ class Known:
 
 
 def is_fresh(known: Known, limits: Limits, now: datetime) -> bool:
-    """Return whether the stored data may be used without asking a source. Exactly the freshness window old is stale."""
+    """Return whether the stored data may be used without asking a source. Data exactly `limits.fresh` old may not."""
     return known.updated_at is not None and now - known.updated_at < limits.fresh
 
 
