@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ecluse.access.codes import REFUSALS
+from ecluse.access.error_codes import REFUSALS
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from tests.support.api_server import FLOW, SEALING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import LARGEST_BODY, Problem
+from ecluse.access.error_codes import REFUSALS
 
 ASKED = {"Accept": "application/json, application/problem+json"}
 

@@ -22,8 +22,8 @@ from pydantic import SecretStr
 from starlette.routing import Match
 
 from ecluse.access import keys
-from ecluse.access.codes import REFUSALS
 from ecluse.access.door import Guarded, refusals
+from ecluse.access.error_codes import REFUSALS
 from ecluse.app import Server, create_app
 from ecluse.bootstrap import Database, load_flows
 from ecluse.engine import Flow

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from ecluse.access.codes import REFUSALS
+from ecluse.access.error_codes import REFUSALS
 from ecluse.insight.outcome_codes import FAILURES
 from ecluse.web.authentication import HEADERS
 from tests.web.conftest import AXE, PATIENCE

@@ -22,8 +22,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ecluse.access import answers, tenants
-from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused
+from ecluse.access.error_codes import REFUSALS
 from ecluse.access.keys import Caller, Keys
 from ecluse.access.limits import BYTES_PER_UNIT, Limiter, cost_of
 from ecluse.access.permissions import EXECUTE, PERMISSIONS

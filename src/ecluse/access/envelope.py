@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ecluse.access.codes import REFUSALS
+from ecluse.access.error_codes import REFUSALS
 from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line

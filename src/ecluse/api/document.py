@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.alias_generators import to_pascal
 
-from ecluse.access.codes import REFUSALS
 from ecluse.access.door import REFUSES, Guarded, refusals
 from ecluse.access.envelope import EXPLAINED, JSON, PROBLEM, Problem
+from ecluse.access.error_codes import REFUSALS
 from ecluse.access.idempotency import REFUSES as OF_IDEMPOTENCY
 
 SCHEMAS = "#/components/schemas/"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import EXPLAINED
+from ecluse.access.error_codes import REFUSALS
 from ecluse.insight.outcome_codes import FAILURES
 from ecluse.web import render
 from ecluse.web.authentication import Page

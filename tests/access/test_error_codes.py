@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ecluse.access.codes import REFUSALS
 from ecluse.access.envelope import CODES, STATUS
+from ecluse.access.error_codes import REFUSALS
 from ecluse.engine.runs.start import KeyTaken
 from ecluse.insight.outcome_codes import FAILURES
 from ecluse.settings import Settings
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "ecluse"
 # Packages whose errors reach callers and items. `cli` and `demo` raise none of their own that do.
 ROOMS = ("access", "api", "engine", "flows", "insight", "notify", "realtime", "retention", "vendors", "web")
 FILES = [path for room in ROOMS for path in sorted((SOURCE / room).rglob("*.py"))]
-FILES = [path for path in FILES if path.name not in ("codes.py", "outcome_codes.py")]
+FILES = [path for path in FILES if path.name not in ("error_codes.py", "outcome_codes.py")]
 FILES += [SOURCE / "base" / "errors.py", SOURCE / "db" / "reads.py"]
 # Words in capitals that are no error codes, and codes that only a person at the command line sees.
 OTHER_WORDS = {
@@ -93,7 +93,7 @@ def refused() -> Iterator[tuple[str, int, str]]:
                 match [one.value for one in node.args if isinstance(one, ast.Constant)]:
                     case [int() as status, str() as code, *_] if 400 <= status < 600 and re.fullmatch("[A-Z_]+", code):
                         yield path.name, status, code
-                    case [str() as code, *_] if getattr(node.func, "id", "") in ("refused", "_refused"):
+                    case [str() as code, *_] if getattr(node.func, "id", "") == "limit_exceeded":
                         yield path.name, 429, code  # by a limit
 
 
