@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ecluse.access.refusals import MOST, Refusals
+from ecluse.access.refusal_log import MOST, Refusals
 from ecluse.api.trail import EVENTS, TRAIL
 from ecluse.db.connect import pool
 from tests.support.api_server import add_tenant, new_key

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from ecluse.access import audit_trail, sealing, tenants
-from ecluse.access.refusals import SYSTEM
+from ecluse.access.refusal_log import SYSTEM
 from ecluse.access.secrets import Secrets
 from ecluse.base.errors import Conflict
 from ecluse.base.trace_files import TraceFolder

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from ecluse.access.keys import Keys
-from ecluse.access.refusals import Refusals
+from ecluse.access.refusal_log import Refusals
 from ecluse.access.surface import Surface
 from ecluse.api import budgets, erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
 from ecluse.api.addresses import surface as addresses

@@ -9,7 +9,7 @@ from collections import Counter
 
 from ecluse import bootstrap, settings
 from ecluse.access import audit_trail, sealing
-from ecluse.access.refusals import SYSTEM
+from ecluse.access.refusal_log import SYSTEM
 from ecluse.access.secrets import MAKE_ONE, Secrets
 from ecluse.base import logging
 from ecluse.base.errors import SetUpError

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog.contextvars import bound_contextvars
 
-from ecluse.access.refusals import SYSTEM
+from ecluse.access.refusal_log import SYSTEM
 from ecluse.base.clock import Clock
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_column, fetch_now

@@ -6,7 +6,7 @@ from __future__ import annotations
 import structlog
 
 from ecluse.access import audit_trail
-from ecluse.access.refusals import SYSTEM
+from ecluse.access.refusal_log import SYSTEM
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_column, fetch_rows
 from ecluse.engine import Flow

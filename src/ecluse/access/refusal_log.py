@@ -33,7 +33,9 @@ DO UPDATE SET times = t.times + excluded.times
 """
 
 
-class Refusal(NamedTuple):
+class AuditedRefusal(NamedTuple):
+    """What identifies a refusal in the audit trail: equal refusals within a minute are one row with a count."""
+
     tenant: str
     actor: str
     action: str
@@ -45,27 +47,27 @@ class Refusals:
 
     def __init__(self, pool: Pool, write_seconds: float = WRITE_SECONDS) -> None:
         self._pool, self._write_seconds = pool, write_seconds
-        self._counts: Counter[Refusal] = Counter()
-        self._reasons: dict[Refusal, str] = {}
+        self._counts: Counter[AuditedRefusal] = Counter()
+        self._reasons: dict[AuditedRefusal, str] = {}
         self._minute, self._known = 0.0, Counter[str]()
-        self._seen: set[Refusal] = set()
+        self._seen: set[AuditedRefusal] = set()
         self._writing: asyncio.Task[None] | None = None
 
     def invalid_credentials(self, address: str) -> None:
         """Count a request whose key, or signature, is not valid."""
-        self._count(Refusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"))
+        self._count(AuditedRefusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"))
 
     def forbidden(self, tenant: str, actor: str, subject: str, reason: str) -> None:
         """Count a request that a key may not make."""
-        self._count(Refusal(tenant, actor, REFUSED, subject), reason)
+        self._count(AuditedRefusal(tenant, actor, REFUSED, subject), reason)
 
-    def _count(self, one: Refusal, reason: str | None = None) -> None:
+    def _count(self, one: AuditedRefusal, reason: str | None = None) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._minute + 60:
             self._minute, self._seen, self._known = now, set(), Counter()
         if one not in self._seen:
             if self._known[one.action] >= MOST:
-                one = Refusal(SYSTEM, OTHERS, one.action, OTHERS)
+                one = AuditedRefusal(SYSTEM, OTHERS, one.action, OTHERS)
                 reason = None
             self._known[one.action] += one not in self._seen
             self._seen.add(one)
