@@ -82,14 +82,14 @@ def cost_of(method: str, rows: int) -> int:
     return (1 if method in ("GET", "HEAD") else 5) + rows // ROWS_PER_UNIT
 
 
-def refused(code: str, limit: str, says: str, seconds: float) -> Refused:
+def limit_exceeded(code: str, limit: str, says: str, seconds: float) -> Refused:
     """Return the refusal of what goes beyond a limit, with its name."""
     wait = max(1, math.ceil(seconds))
     details = [{"where": limit, "problem": says}]
     return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
 
 
-class Standing(NamedTuple):
+class LimitUse(NamedTuple):
     """A limit as a caller meets it."""
 
     name: str
@@ -115,7 +115,7 @@ class Limiter:
             if wait := seconds_until(bucket, most, cost if requests else 1, now):
                 what = f"{most} units of requests" if requests else f"{most // MEGABYTE} MB of bodies and answers"
                 says = f"This {name.partition('_')[0]} may have {what} a minute ({name}), and they are used up."
-                raise refused("RATE_LIMITED", name, says, wait)
+                raise limit_exceeded("RATE_LIMITED", name, says, wait)
         self._use(caller, "requests", cost, now)
 
     def count_bytes(self, caller: Caller, count: int) -> None:
@@ -129,7 +129,7 @@ class Limiter:
         for name, whose, most in self._whose(caller, "page_streams"):
             if most and self._streams[name, whose] >= most:
                 says = f"This {name.partition('_')[0]} has {most} open page streams, as many as allowed ({name})."
-                raise refused("TOO_MANY_CONNECTIONS", name, says, 10)
+                raise limit_exceeded("TOO_MANY_CONNECTIONS", name, says, 10)
         self._streams.update(held)
 
         def close() -> None:
@@ -148,21 +148,21 @@ class Limiter:
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
                 what = name.replace("_", " ")
                 says = f"This tenant has {most} {what}, as many as allowed ({name}). Delete one first, or raise "
-                raise refused("LIMIT_REACHED", name, f"{says}{KNOB}{name.upper()}.", 60)
+                raise limit_exceeded("LIMIT_REACHED", name, f"{says}{KNOB}{name.upper()}.", 60)
 
-    async def standing(self, connection: Connection, caller: Caller) -> list[Standing]:
+    async def standing(self, connection: Connection, caller: Caller) -> list[LimitUse]:
         """Return all limits that the caller meets, with what is used of each."""
         now, found = self._now(), []
         for name, whose, most in (*self._whose(caller, "requests"), *self._whose(caller, "megabytes")):
             unit = MEGABYTE if name.endswith("megabytes") else 1
             level = used(self._buckets.get((name, whose), Bucket()), most * unit, now)
             resets = math.ceil(level * 60 / (most * unit)) if most else 0
-            found.append(Standing(name, most, math.ceil(level / unit), resets))
+            found.append(LimitUse(name, most, math.ceil(level / unit), resets))
         for name, whose, most in self._whose(caller, "page_streams"):
-            found.append(Standing(name, most, self._streams[name, whose]))
+            found.append(LimitUse(name, most, self._streams[name, whose]))
         for name, statement in COUNTED.items():
             count = await fetch_value(connection, statement, (caller.tenant,))
-            found.append(Standing(name, getattr(self.allowed, name), count))
+            found.append(LimitUse(name, getattr(self.allowed, name), count))
         return found
 
     def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:

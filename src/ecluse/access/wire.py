@@ -96,7 +96,7 @@ class WillFail(Shape):
     codes: dict[str, int] = Field(examples=[{"NO_URL": 2}])
 
 
-class Standing(Shape):
+class OutcomeCounts(Shape):
     selected: int
     successful: int
     failed: int

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ecluse.access.wire import Body, Page, Shape, StageRow, Standing, WillFail
+from ecluse.access.wire import Body, OutcomeCounts, Page, Shape, StageRow, WillFail
 from ecluse.engine import EndCause, State
 from ecluse.insight.causes import Cause
 
@@ -58,7 +58,7 @@ class RunInFull(RunRow):
     outcomes: dict[str, int] = Field(description="Number of targets by error code, or by outcome if there is no code.")
     will_fail: WillFail
     redrives: list[Id]
-    after_redrives: Standing | None = Field(
+    after_redrives: OutcomeCounts | None = Field(
         description="The latest outcome of each target, over the run and its redrives; null without redrives."
     )
     selection_incomplete: str | None = Field(description="What its selection lacks, and why; null: nothing.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ecluse.access.wire import Fire, Page, Shape, SlotRow, StageRow, Standing, WillFail
+from ecluse.access.wire import Fire, OutcomeCounts, Page, Shape, SlotRow, StageRow, WillFail
 from ecluse.base.validation import EitherSpelling, fields_of, in_camel_case
 from ecluse.engine import EndCause, State
 from ecluse.flows.automation.plan import Plan
@@ -95,7 +95,7 @@ class AutomationRun(AutomationRunRow):
     error_details: dict[str, Any] | None
     stages: list[StageRow]
     redrives: list[Id]
-    after_redrives: Standing | None = Field(
+    after_redrives: OutcomeCounts | None = Field(
         description="The latest outcome of each fiche, over the run and its redrives; null without redrives."
     )
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ecluse.access.limits import refused
+from ecluse.access.limits import limit_exceeded
 from ecluse.base.text import first_few
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
@@ -77,7 +77,7 @@ async def count_requests(connection: Connection, tenant: str, fiche_ids: Sequenc
         named = first_few(sorted(fiche_id for fiche_id, _ in over))
         wait = max(left for _, left in over)
         message = f"At most {most} requests a minute are accepted per fiche, exceeded for: {named}."
-        raise refused("RATE_LIMITED", "fiche_requests", message, wait)
+        raise limit_exceeded("RATE_LIMITED", "fiche_requests", message, wait)
     return {fiche_id: at for fiche_id, at, *_ in rows}
 
 
