@@ -90,7 +90,7 @@ INSERT INTO maintenance (what, subject, asked_by, asked_at) VALUES (%s, %s, %s, 
 ASKED = "SELECT what, subject, asked_by FROM maintenance ORDER BY asked_at"
 
 
-class Asked(NamedTuple):
+class MaintenanceRequest(NamedTuple):
     what: Literal["prune", "erase tenant", "seal urls"]
     subject: str  # the tenant, or nothing
     asked_by: str
@@ -152,7 +152,7 @@ def job(
 
     async def run(pool: Pool) -> None:
         async with pool.connection() as connection:
-            for asked in await fetch_all(connection, Asked, ASKED):
+            for asked in await fetch_all(connection, MaintenanceRequest, ASKED):
                 if asked.what == "seal urls" and secrets is None:
                     continue
                 async with sweep.alone(connection) as mine:
@@ -168,7 +168,7 @@ async def _do(
     rules: Sequence[Rule],
     folders: Mapping[str, TraceFolder],
     secrets: Secrets | None,
-    asked: Asked,
+    asked: MaintenanceRequest,
 ) -> None:
     try:
         if asked.what == "seal urls":

@@ -54,7 +54,7 @@ class Noun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallerRequest:
     """The request of a caller, before the database is asked."""
 
     request: Request
@@ -86,7 +86,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Look(Asked):
+class Look(CallerRequest):
     """A read by a caller."""
 
     connection: Connection
@@ -117,7 +117,7 @@ class Act(Look):
         await self.state.limits.require_room(self.connection, self.tenant, name)
 
     def answered(self, row: Row, after: Function | None) -> Answer:
-        followed = None if after is None else partial(after, Asked(self.request), row)
+        followed = None if after is None else partial(after, CallerRequest(self.request), row)
         return Answer(self.answer["status"], row, self.answer["once"], followed)
 
     @property
@@ -251,7 +251,7 @@ class Surface:
             groups = Groups[tuple[Writes, str], Call, Outcome](lambda whose, calls: carry_out(*whose, calls, do))
 
             async def call(request: Request, **given: Any) -> Response:
-                prepared = None if prepare is None else await prepare(Asked(request), **given)
+                prepared = None if prepare is None else await prepare(CallerRequest(request), **given)
                 this, whose = await call_of(request, given, prepared), (writes_of(request), caller_of(request).tenant)
                 outcome = await groups.ask(whose, this) if together else (await carry_out(*whose, [this], do))[0]
                 return await response(this, outcome)

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 from ecluse.access.envelope import Refused
 from ecluse.access.secrets import Secrets
-from ecluse.access.surface import Asked
+from ecluse.access.surface import CallerRequest
 from ecluse.base.errors import InvalidInput, VendorError
 
 SHORTEST_SHOWN = 20  # characters of a key whose last four may be shown: the remaining ones cannot be guessed
 
 
-def checked_address(asked: Asked, url: str) -> str:
+def checked_address(asked: CallerRequest, url: str) -> str:
     """Return the URL without a slash at its end. Raise InvalidInput if the SSRF guard refuses it, or if it has a query
     or a fragment."""
     if (why := asked.state.guard.refuse_reason(url)) is not None:
@@ -28,7 +28,7 @@ def key_ends(key: str) -> str | None:
     return key[-4:] if len(key) >= SHORTEST_SHOWN else None
 
 
-def sealing(asked: Asked) -> Secrets:
+def sealing(asked: CallerRequest) -> Secrets:
     """Return the store of secrets. Raise Refused (409) if this server has no encryption key."""
     keys: Secrets | None = asked.state.secrets
     if keys is None:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from ecluse.access.listing import Listing
 from ecluse.access.records import RecordRow
 from ecluse.access.resource import Resource
-from ecluse.access.surface import Act, Asked, Look, Noun, Surface
+from ecluse.access.surface import Act, CallerRequest, Look, Noun, Surface
 from ecluse.access.wire import Body, number
 from ecluse.base.errors import InvalidInput, VendorError
 from ecluse.db.query import Row
@@ -71,7 +71,7 @@ PROJECT.lists(
 )
 
 
-async def _try_new(asked: Asked, body: NewProject) -> str:
+async def _try_new(asked: CallerRequest, body: NewProject) -> str:
     """Call the shop of a new project, and return its checked URL. Raise Refused or InvalidInput if the project cannot
     be stored."""
     sealing(asked)
@@ -98,7 +98,7 @@ async def show_project(look: Look, project_id: ProjectNumber) -> Row:
     return await projects.show(look.connection, look.tenant, project_id)
 
 
-async def _try_changed(asked: Asked, project_id: str, body: ChangedProject) -> Row:
+async def _try_changed(asked: CallerRequest, project_id: str, body: ChangedProject) -> Row:
     """Return the project as it was read; if a new token is given, call the shop with it first. Raise InvalidInput if
     the URL changes without a token."""
     async with asked.kit.pool.connection() as connection:
@@ -125,7 +125,7 @@ async def change_project(act: Act, project_id: ProjectNumber, body: ChangedProje
     return await projects.change(act.connection, act.before, given, act.caller.name)
 
 
-async def _try(asked: Asked, connector: str, url: str, token: str, currency: str) -> None:
+async def _try(asked: CallerRequest, connector: str, url: str, token: str, currency: str) -> None:
     """Make a cheap call to a shop. Raise Refused with the error of the shop or of the connection to it, InvalidInput if
     the shop has another currency."""
     networks, now = asked.state.connections.allowed_networks, asked.kit.clock.now

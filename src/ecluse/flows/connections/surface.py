@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, StringConstraints
 from ecluse.access import secrets as sealed
 from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
-from ecluse.access.surface import Act, Asked, Look, Noun, Surface
+from ecluse.access.surface import Act, CallerRequest, Look, Noun, Surface
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
 from ecluse.base.text import storable
@@ -124,7 +124,7 @@ async def show_connection(look: Look, kind: KindInPath) -> Row:
     return await records.load(look.connection, look.tenant, kind)  # type: ignore[arg-type]
 
 
-async def _try_new(asked: Asked, body: NewConnection) -> None:
+async def _try_new(asked: CallerRequest, body: NewConnection) -> None:
     sealing(asked)
     _check_model(body.kind, body.model)
     key = body.api_key.get_secret_value()
@@ -161,7 +161,7 @@ async def create_connection(act: Act, body: NewConnection) -> Row:
     return row
 
 
-async def _try_changed(asked: Asked, kind: str, body: ChangedConnection) -> Row:
+async def _try_changed(asked: CallerRequest, kind: str, body: ChangedConnection) -> Row:
     """Return the connection as it was read; if a new key is given, test the changed connection first. Raise
     InvalidInput if the URL changes without a key."""
     which = _known(kind)
@@ -225,7 +225,7 @@ async def delete_connection(act: Act, kind: KindInPath) -> Row:
     return {"kind": kind, "deleted": True}
 
 
-async def _try_stored(asked: Asked, kind: str) -> None:
+async def _try_stored(asked: CallerRequest, kind: str) -> None:
     which = _known(kind)
     try:
         async with asked.kit.pool.connection() as connection:
@@ -253,7 +253,7 @@ async def test_connection(act: Act, kind: KindInPath) -> Row:  # noqa: ARG001 - 
     return {"kind": kind, "works": True}
 
 
-async def _try(asked: Asked, kind: Kind, access: Access, *, stored: bool = False) -> None:
+async def _try(asked: CallerRequest, kind: Kind, access: Access, *, stored: bool = False) -> None:
     """Make a cheap call to the vendor. Raise Refused with the error of the vendor or of the connection to it. `stored`:
     the connection was stored before the test."""
     setup = _setup(asked)
@@ -284,6 +284,6 @@ def _known(text: str) -> Kind:
     return found
 
 
-def _setup(asked: Asked) -> Setup:
+def _setup(asked: CallerRequest) -> Setup:
     setup: Setup = asked.state.connections
     return setup

@@ -15,7 +15,7 @@ from ecluse.access.changes import record
 from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
-from ecluse.access.surface import Act, Asked, Look, Noun, Surface
+from ecluse.access.surface import Act, CallerRequest, Look, Noun, Surface
 from ecluse.access.wire import LARGEST_ID, Body, Filter, Shape, id_as_text, writes_of
 from ecluse.db.connect import Connection
 from ecluse.db.groups import Groups
@@ -151,12 +151,12 @@ surface.listing(
 )
 
 
-def _config(asked: Asked) -> Config:
+def _config(asked: CallerRequest) -> Config:
     config: Config = asked.state.enrichment
     return config
 
 
-async def _waited(asked: Asked, answer: Row) -> Row:
+async def _waited(asked: CallerRequest, answer: Row) -> Row:
     """Wait for the end of the job until the request is `sync_wait` (1.2 s) old, unless there are fresh data, and return
     the request as it is then. The job goes on in any case."""
     updated_at = answer["company_updated_at"]
@@ -167,7 +167,7 @@ async def _waited(asked: Asked, answer: Row) -> Row:
     return await SHOWN.ask((asked.state.reads, asked.tenant), (asked, int(answer["id"]))) | {"cached": False}
 
 
-async def _show_all(whose: tuple[Reads, str], wanted: Sequence[tuple[Asked, int]]) -> list[Row]:
+async def _show_all(whose: tuple[Reads, str], wanted: Sequence[tuple[CallerRequest, int]]) -> list[Row]:
     (reads, tenant), config, ids = whose, _config(wanted[0][0]), [one for _, one in wanted]
     found = await reads.of(tenant)(lambda connection: requests.show_all(connection, config, tenant, ids))
     return [id_as_text(found[one].row) for one in ids]
@@ -197,7 +197,7 @@ async def _create(acts: Sequence[Act]) -> list[Row]:
     refuses=("CONFLICT",),
     command=Command("enrich", arguments=("company_siren",), example="ecluse enrich 552049447"),
 )
-async def create_request(asked: Asked, body: NewRequest) -> states.TriggerRequest:
+async def create_request(asked: CallerRequest, body: NewRequest) -> states.TriggerRequest:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them until the request is 1.2 s old: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
@@ -292,21 +292,21 @@ async def set_recipient(act: Act, tenant: str, body: NewRecipient) -> Row:
     return {"tenant_id": tenant, "recipient": siret}
 
 
-def _administrators_only(asked: Asked) -> None:
+def _administrators_only(asked: CallerRequest) -> None:
     if not asked.caller.administers_tenants:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} may do this.")
 
 
-def _desk(asked: Asked, connection: Connection) -> Desk:
+def _desk(asked: CallerRequest, connection: Connection) -> Desk:
     return Desk(connection, asked.kit.flow(rules.FLOW), _config(asked))
 
 
-def _about(asked: Asked, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.TriggerRequest:
+def _about(asked: CallerRequest, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.TriggerRequest:
     key = f"{trigger}:{asked.request_id}"
     return states.TriggerRequest(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
 
 
-async def _launch(asked: Asked, connection: Connection, row: Row, trigger: Trigger) -> Launched:
+async def _launch(asked: CallerRequest, connection: Connection, row: Row, trigger: Trigger) -> Launched:
     """Trigger enrichment by a stored request, and return the result."""
     about = _about(asked, row["id"], row["company_siren"], row["company_siret"], trigger)
     return (await requests.launch(_desk(asked, connection), [about]))[0]
