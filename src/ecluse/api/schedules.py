@@ -72,7 +72,7 @@ async def hidden(look: Look) -> Row:
     return {"hidden": flows.hidden(look.caller)}
 
 
-async def known(look: Look, schedule_id: int) -> None:
+async def require_schedule(look: Look, schedule_id: int) -> None:
     """Raise NotFound if the tenant has no such schedule (a deleted one counts: its slots stay), Refused if the caller
     may not read its flow."""
     row = await fetch_row(look.connection, KNOWN, (schedule_id, look.tenant))
@@ -91,7 +91,7 @@ SCHEDULE.lists(
 surface.listing(
     f"{SCHEDULE.one}/slots",
     SLOTS,
-    check=known,
+    check=require_schedule,
     list_slots="List the due times of a schedule with the decision on each, the newest first. The list of a deleted"
     " schedule stays.",
     command=Command("schedules slots", empty="no due time has been decided yet"),
