@@ -9,7 +9,7 @@ import pytest
 
 from ecluse.base.errors import Conflict
 from ecluse.engine import Event
-from ecluse.notify import addresses, confirmation
+from ecluse.notify import confirmation_requests, confirmation_tokens
 from ecluse.notify.dispatch import Recipient, notify, redeliver
 from ecluse.notify.mail_text import without_links
 from tests.notify.test_mails import TO, composed, delivery
@@ -21,12 +21,12 @@ PUBLIC = "https://ecluse.example.com/"
 
 async def asked(world, *wanted):
     async with world.kit.pool.connection() as connection, connection.transaction():
-        await addresses.ask(connection, "default", wanted)
+        await confirmation_requests.ask(connection, "default", wanted)
 
 
 async def confirmed(world, token):
     async with world.kit.pool.connection() as connection:
-        return await confirmation.confirm(connection, token)
+        return await confirmation_tokens.confirm(connection, token)
 
 
 def token_in(mail) -> str:
@@ -63,19 +63,19 @@ async def test_a_link_expires_and_another_one_is_sent_on_request_but_not_within_
         await world.settled(1)
         async with world.kit.pool.connection() as connection:
             with pytest.raises(Conflict, match="can be asked again at") as refused:
-                await addresses.ask_again(connection, "default", TO)
+                await confirmation_requests.ask_again(connection, "default", TO)
             assert refused.value.code == "ASKED_ALREADY"
             with pytest.raises(Conflict, match="addresses confirm"):
                 await redeliver(connection, "default", query("SELECT max(run_id) FROM deliveries")[0][0])
-        await world.later(confirmation.LINK_LASTS)
+        await world.later(confirmation_tokens.LINK_LASTS)
         assert await confirmed(world, token_in(mailbox.taken[0])) is None, "expired"
         async with world.kit.pool.connection() as connection, connection.transaction():
-            row, again = await addresses.ask_again(connection, "default", TO)
+            row, again = await confirmation_requests.ask_again(connection, "default", TO)
         assert (again, row["state"]) == (True, "asked")
         await world.settled(2)
         assert await confirmed(world, token_in(mailbox.taken[1])) == ("default", TO)
         async with world.kit.pool.connection() as connection:
-            row, again = await addresses.ask_again(connection, "default", TO)
+            row, again = await confirmation_requests.ask_again(connection, "default", TO)
         assert (again, row["state"]) == (False, "confirmed")
     assert len(mailbox.taken) == 2
 

@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from ecluse.notify import confirmation
+from ecluse.notify import confirmation_tokens
 from tests.support.pages import text
 
 TO = "ops@example.com"
@@ -21,7 +21,7 @@ def token(pages_dsn, fill):
 
     async def issue():
         async with await psycopg.AsyncConnection.connect(pages_dsn, autocommit=True) as connection:
-            return await confirmation.issue(connection, "default", TO)
+            return await confirmation_tokens.issue(connection, "default", TO)
 
     return asyncio.run(issue())
 

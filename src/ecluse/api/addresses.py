@@ -14,7 +14,7 @@ from ecluse.access.surface import Act, Surface
 from ecluse.access.wire import Body, Shape
 from ecluse.api.endpoints import READ, WRITE
 from ecluse.db.query import Row
-from ecluse.notify import addresses
+from ecluse.notify import confirmation_requests
 from ecluse.notify.rules import MailAddress
 from ecluse.notify.work import Setup
 
@@ -66,7 +66,7 @@ surface.listing(
 async def ask_address(act: Act, body: NewAddress) -> Row:
     """Send the address a link that confirms it; the former link is void. One that is confirmed gets none."""
     setup: Setup = act.state.notify
-    row, asked = await addresses.ask_again(act.connection, act.tenant, body.address)
+    row, asked = await confirmation_requests.ask_again(act.connection, act.tenant, body.address)
     if not asked:
         act.changes_nothing()
     elif setup.smtp is None or setup.public_url is None:

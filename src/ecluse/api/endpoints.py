@@ -20,7 +20,7 @@ from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import partial_of
 from ecluse.db.query import Row
-from ecluse.notify import addresses, dispatch, endpoints
+from ecluse.notify import confirmation_requests, dispatch, endpoints
 from ecluse.notify.endpoints import old_secret_name, secret_name, url_name
 from ecluse.notify.rules import PATTERN, Kind, MailAddress, why_refused
 from ecluse.notify.webhook_signature import new_secret
@@ -178,7 +178,7 @@ async def create_endpoint(
         act.answers(201, secret=secret)
     elif keys is not None and body.kind == "pagerduty":
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), body.routing_key.get_secret_value())
-    await addresses.ask(act.connection, act.tenant, row["addresses"])
+    await confirmation_requests.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
 
@@ -198,7 +198,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
         await _secrets(act).put(act.connection, act.tenant, secret_name(endpoint_id), routing_key.get_secret_value())
     if "url" in changes:
         await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
-    await addresses.ask(act.connection, act.tenant, changes.get("addresses", ()))
+    await confirmation_requests.ask(act.connection, act.tenant, changes.get("addresses", ()))
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 

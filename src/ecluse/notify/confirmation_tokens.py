@@ -28,7 +28,7 @@ WHERE token_hash = %s AND expires_at > ecluse_now() AND confirmed_at IS NULL RET
 """
 
 
-class Asked(NamedTuple):
+class PendingConfirmation(NamedTuple):
     tenant_id: str
     address: str
 
@@ -40,14 +40,14 @@ async def issue(connection: Connection, tenant: str, address: str) -> str | None
     return token if issued.rowcount else None
 
 
-async def find(connection: Connection, token: str) -> Asked | None:
+async def find(connection: Connection, token: str) -> PendingConfirmation | None:
     """Return what the token asks for; None if it is unknown, was used or has expired."""
-    return await fetch_one(connection, Asked, FIND, (_hashed(token),))
+    return await fetch_one(connection, PendingConfirmation, FIND, (_hashed(token),))
 
 
-async def confirm(connection: Connection, token: str) -> Asked | None:
+async def confirm(connection: Connection, token: str) -> PendingConfirmation | None:
     """Confirm the address that the token was sent to; None if the token is unknown, was used or has expired."""
-    return await fetch_one(connection, Asked, CONFIRM, (_hashed(token),))
+    return await fetch_one(connection, PendingConfirmation, CONFIRM, (_hashed(token),))
 
 
 def link(public_url: str, token: str) -> str:

@@ -19,7 +19,7 @@ from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext
 from ecluse.insight import run_queries
-from ecluse.notify import confirmation
+from ecluse.notify import confirmation_tokens
 from ecluse.notify.mail_text import LONGEST_TEXT, address_of, compose, request_to_confirm
 from ecluse.notify.rules import CONFIRM
 from ecluse.notify.work import Delivery, Resources, Setup, Smtp, load
@@ -95,10 +95,10 @@ async def _request_to_confirm(
     """Return the mail with the link that confirms its recipient; None if that is confirmed already."""
     if setup.public_url is None:
         raise TransientError("Addresses are confirmed by a link: set ECLUSE_PUBLIC_URL", code="MAIL_NOT_CONFIGURED")
-    token = await confirmation.issue(connection, delivery.tenant_id, delivery.recipient)
+    token = await confirmation_tokens.issue(connection, delivery.tenant_id, delivery.recipient)
     if token is None:
         return None
-    link = confirmation.link(setup.public_url, token)
+    link = confirmation_tokens.link(setup.public_url, token)
     return request_to_confirm(delivery, link, sender=smtp.sender, at=now)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ecluse.base.masking import masked, masked_value
 from ecluse.base.text import storable
-from ecluse.notify.confirmation import LINK_LASTS
+from ecluse.notify.confirmation_tokens import LINK_LASTS
 from ecluse.notify.work import Delivery
 
 COUNTED = ("selected", "successful", "failed", "ignored")

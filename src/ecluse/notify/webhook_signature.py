@@ -19,7 +19,7 @@ def new_secret() -> str:
     return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
 
 
-def schedule_secret_name(schedule_id: int) -> str:
+def schedule_webhook_secret_name(schedule_id: int) -> str:
     """Return the name under which the signing secret of a schedule's own webhook is stored encrypted."""
     return f"schedule:{schedule_id}:webhook"
 

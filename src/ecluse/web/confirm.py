@@ -9,8 +9,8 @@ from ecluse.access import audit_trail
 from ecluse.access.envelope import request_id
 from ecluse.access.wire import reads_of, writes_of
 from ecluse.base.errors import NotFound
-from ecluse.notify import confirmation
-from ecluse.notify.confirmation import PATH
+from ecluse.notify import confirmation_tokens
+from ecluse.notify.confirmation_tokens import PATH
 from ecluse.web import render
 from ecluse.web.authentication import Page
 
@@ -21,7 +21,7 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 
 @routes.get(PATH)
 async def show_request(request: Request, token: str = "") -> Response:
-    asked = await reads_of(request)(lambda connection: confirmation.find(connection, token))
+    asked = await reads_of(request)(lambda connection: confirmation_tokens.find(connection, token))
     if asked is None:
         raise NotFound(VOID)
     return render.page(request, "confirm.html", asked=asked, token=token)
@@ -31,7 +31,7 @@ async def show_request(request: Request, token: str = "") -> Response:
 async def confirm(request: Request) -> Response:
     token = str((await request.form()).get("token", ""))
     async with writes_of(request).pool.connection() as connection, connection.transaction():
-        asked = await confirmation.confirm(connection, token)
+        asked = await confirmation_tokens.confirm(connection, token)
         if asked is None:
             raise NotFound(VOID)
         about = (asked.tenant_id, f"mail:{asked.address}", "address.confirm", f"address:{asked.address}")

@@ -17,7 +17,7 @@ from ecluse.flows.audits.store import record_failures
 from ecluse.flows.automation import statistics
 from ecluse.flows.transcriptions.plan import event_of
 from ecluse.notify.dispatch import Recipient, notify
-from ecluse.notify.webhook_signature import schedule_secret_name, schedule_url_name
+from ecluse.notify.webhook_signature import schedule_url_name, schedule_webhook_secret_name
 
 Level = Literal["info", "warning", "error"]
 MOST_NAMED_FICHES = 200  # in an event
@@ -199,7 +199,7 @@ async def _notify(connection: Connection, run: Run, row: Row, payload: Row) -> N
     cannot be stored changes nothing about the run. A cancelled run is not notified: the person who ended it knows."""
     if run.schedule_id is None:
         return
-    secret = schedule_secret_name(run.schedule_id)
+    secret = schedule_webhook_secret_name(run.schedule_id)
     given = {"tenant": run.tenant_id, "secret": secret, "schedule": run.schedule_id}
     whom = await fetch_row(connection, WHOM, given)
     if whom is None:

@@ -35,7 +35,7 @@ from ecluse.flows.connections import records as connections
 from ecluse.flows.connections.records import Kind, schedule_crm_key_name
 from ecluse.notify import addresses
 from ecluse.notify.rules import why_refused
-from ecluse.notify.webhook_signature import new_secret, old_name, schedule_secret_name, schedule_url_name
+from ecluse.notify.webhook_signature import new_secret, old_name, schedule_url_name, schedule_webhook_secret_name
 from ecluse.retention.kinds import Aged
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class AutomationPlans(Plans):
         )
         if "external_api_key" in plan.model_fields_set:
             await _seal(connection, new.tenant_id, schedule_id, plan.external_api_key, self.secrets)
-        await addresses.ask(connection, new.tenant_id, plan.notify_emails)
+        await confirmation_requests.ask(connection, new.tenant_id, plan.notify_emails)
         before = None if known is None else known.webhook_url
         if plan.webhook_url == before:
             return {"webhook_secret": None}
@@ -195,7 +195,7 @@ async def rotate_secret(connection: Connection, tenant: str, schedule_id: int, *
         if row["webhook_url"] is None:
             why = f"Schedule {schedule_id} has no webhook_url: there is nothing to sign."
             raise Conflict(why, code="NO_WEBHOOK")
-        name = schedule_secret_name(schedule_id)
+        name = schedule_webhook_secret_name(schedule_id)
         if secrets is not None and await _has_secret(connection, tenant, schedule_id):
             await secrets.put(connection, tenant, old_name(name), await secrets.get(connection, tenant, name))
         return {**row, "webhook_secret": await _sign(connection, tenant, schedule_id, secrets)}
@@ -254,7 +254,7 @@ def _columns(plan: Work) -> Row:
 
 async def _has_secret(connection: Connection, tenant: str, schedule_id: int) -> bool:
     """Return True if the schedule has a secret that signs its webhook."""
-    return await fetch_row(connection, SIGNED, (tenant, schedule_secret_name(schedule_id))) is not None
+    return await fetch_row(connection, SIGNED, (tenant, schedule_webhook_secret_name(schedule_id))) is not None
 
 
 async def _seal_url(
@@ -278,7 +278,7 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
     if secrets is None:
         raise _no_key("the signing secret of the webhook")
     secret = new_secret()
-    await secrets.put(connection, tenant, schedule_secret_name(schedule_id), secret)
+    await secrets.put(connection, tenant, schedule_webhook_secret_name(schedule_id), secret)
     return secret
 
 
