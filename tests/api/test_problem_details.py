@@ -29,6 +29,7 @@ def test_every_kind_of_error_is_a_problem_when_asked_for(shared_api, method, pat
     assert set(answer.json) == set(Problem.model_fields)
     assert answer.status == problem.status == REFUSALS[code].status
     assert (problem.code, problem.type, problem.title) == (code, f"/docs/errors#{code}", REFUSALS[code].meaning)
+    assert problem.detail[0].isupper() or problem.detail.startswith("body.")
     assert problem.instance == path
     assert problem.request_id == answer.headers["X-Request-Id"]
     assert [one.where for one in problem.errors or []] == (["body.flow"] if code == "INVALID_INPUT" else [])

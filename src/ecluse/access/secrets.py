@@ -56,7 +56,7 @@ class Secrets:
     async def get(self, connection: Connection, tenant: str, name: str) -> str:
         row = await fetch_row(connection, GET, (tenant, name))
         if row is None:
-            raise NotFound(f"tenant {tenant} has no secret {name!r}")
+            raise NotFound(f"Tenant {tenant} has no secret {name!r}.")
         return self.opened(tenant, name, *row)
 
     async def get_all(self, connection: Connection, tenant: str, names: Sequence[str]) -> dict[str, str]:

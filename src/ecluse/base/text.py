@@ -3,16 +3,26 @@ surrogates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 LONGEST_ERROR = 2_000
 LONGEST_KEY = 500  # characters; fits into an index entry, whatever the characters are
 LONGEST_FOREIGN_ID = 200  # characters of an id from another system
+PLAIN_WORD = re.compile(r"[a-z]+(?=[ ,])")
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
     """Join the first `most` names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def as_sentence(message: str, names: Collection[str] = ()) -> str:
+    """Return the message with a capital letter at its beginning. A message that begins with an identifier is returned
+    unchanged: a field and a colon (`period: …`), a word with other characters than small letters (`socket_id is …`), or
+    one of `names`."""
+    word = PLAIN_WORD.match(message)
+    return message if word is None or word[0] in names else message[0].upper() + message[1:]
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

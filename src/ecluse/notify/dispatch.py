@@ -111,7 +111,7 @@ async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started
     a request to confirm an address, which is not for repeating."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
     if delivery is None:
-        raise NotFound(f"there is no delivery {run_id}")
+        raise NotFound(f"There is no delivery {run_id}.")
     if delivery.event_type == CONFIRM:
         raise Conflict(f"Ask for a new link instead: `ecluse notifications addresses confirm {delivery.recipient}`.")
     if delivery.endpoint_id is not None and delivery.kind != "mail":
