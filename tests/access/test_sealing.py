@@ -78,7 +78,7 @@ async def test_with_a_wrong_old_key_nothing_is_changed(connection, stored, rotat
     for old in (encoded(OTHER), ""):
         answer = rotating(ECLUSE_SECRET_KEY_OLD=old)
         assert answer.code == 2
-        assert f"sealed with key {Secrets(OLD).key_id}" in answer.err
+        assert f"encrypted with key {Secrets(OLD).key_id}" in answer.err
         assert "ECLUSE_SECRET_KEY_OLD" in answer.err
     await connection.execute("UPDATE secrets SET ciphertext = nonce WHERE name = 's0'")
     with pytest.raises(SetUpError, match="'s0' of tenant default"):

@@ -66,10 +66,10 @@ async def test_a_program_with_another_key_or_none_refuses_to_start(connection, d
     await Secrets(right).put(connection, "default", "crm", CANARY)
     database = Database(dsn, None)
     assert open_secrets(Settings(ECLUSE_SECRET_KEY=encoded(right)), database) is not None
-    with pytest.raises(SetUpError, match="the key here is") as refused:
+    with pytest.raises(SetUpError, match="but this server has key") as refused:
         open_secrets(Settings(ECLUSE_SECRET_KEY=encoded(wrong)), database)
     assert encoded(wrong) not in refused.value.message
-    with pytest.raises(SetUpError, match="there is no key here"):
+    with pytest.raises(SetUpError, match="but this server has no key"):
         open_secrets(Settings(), database)
 
 

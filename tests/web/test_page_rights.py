@@ -156,7 +156,7 @@ def test_a_key_that_is_no_good_gets_the_form_again_and_no_cookie(reader, callers
     answer = reader.with_key(None).post("/ui/login", f"key={callers[who] or ''}&next=/ui/schedules")
     assert answer.status == (401 if who in UNKNOWN else 403)
     assert "Set-Cookie" not in answer.headers
-    said = {"disabled tenant": "is disabled", "limited scope": "limited to SELF"}.get(who, "not known here")
+    said = {"disabled tenant": "is disabled", "limited scope": "this key has scope SELF"}.get(who, "not known here")
     assert said in text(answer)
     assert 'name="next" value="/ui/schedules"' in answer.body.decode()
     assert (callers[who] or "ecl_") not in answer.body.decode()
@@ -221,7 +221,7 @@ def test_the_page_of_a_key_that_is_narrowed_says_so_and_ends(reader, pages_dsn, 
     fill("UPDATE api_keys SET scope = 'SELF', crm_user_id = '7' WHERE hint = %s", mine.key[:8])
     while (said := page.next())[0] != "end":
         last = said
-    assert "limited to SELF" in last[1]
+    assert "this key has scope SELF" in last[1]
     assert page.next() is None
 
 

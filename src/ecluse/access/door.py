@@ -164,13 +164,13 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
         request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
-        raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
+        raise Refused(403, "TENANT_DISABLED", f"Tenant {caller.tenant!r} is disabled.")
     if not caller.may(permission):
         raise Refused(
             403, "FORBIDDEN", f"This needs the permission {permission}, which the role {caller.role} does not have."
         )
     if caller.scope != "ALL" and not narrowed:
-        raise Refused(403, "SCOPE", f"This shows everything of a tenant, and this key is limited to {caller.scope}.")
+        raise Refused(403, "SCOPE", f"This route needs a key of scope ALL; this key has scope {caller.scope}.")
     return caller
 
 
@@ -228,7 +228,7 @@ def check_storable(value: Any) -> None:
     left, depth = [value], 0
     while left:
         if depth > DEEPEST:
-            raise HTTPException(422, f"JSON is nested at most {DEEPEST} deep.")
+            raise HTTPException(422, f"The JSON is nested more than {DEEPEST} levels deep.")
         inner: list[Any] = []
         for one in left:
             if isinstance(one, str):

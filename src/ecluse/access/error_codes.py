@@ -105,7 +105,9 @@ REFUSALS = {
         "Enrol the agent again, with a new token: `ecluse jobs hosts token`.",
     ),
     "LEASE_LOST": ApiErrorCode(
-        409, "The lease of the attempt is over: it counts as failed.", "Stop the job, and report its result."
+        409,
+        "The lease of the attempt has expired; the attempt is recorded as failed.",
+        "Stop the job. A late result may still be reported: it is stored as evidence.",
     ),
     "FENCE_UNKNOWN": ApiErrorCode(
         409, "The attempt was never given out with this fence; nothing was changed.", "Send the fence of the claim."
@@ -119,7 +121,9 @@ REFUSALS = {
         "Change `serverInstanceId` of the schedule.",
     ),
     "FLOW_NOT_LOADED": ApiErrorCode(
-        409, "The run is of a flow that this server has not loaded.", "Ask a server that is started with that flow."
+        409,
+        "The run belongs to a flow that this server has not loaded.",
+        "Ask a server that is started with that flow.",
     ),
     "RUN_NOT_ENDED": ApiErrorCode(
         409, "The run is still open, and only an ended run can be redriven.", "Wait for its end, or end it first."
@@ -179,7 +183,7 @@ REFUSALS = {
     ),
     # Notifications and webhooks
     "NO_SECRET_KEY": ApiErrorCode(
-        409, "The server has no key to seal secrets with.", "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+        409, "The server has no key to encrypt secrets with.", "Set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
     ),
     "NO_WEBHOOK": ApiErrorCode(
         409, "The schedule has no webhook whose secret could be rotated.", "Set `webhook_url` first."

@@ -94,15 +94,17 @@ def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
     `stored`: the ids of the keys they were encrypted with."""
     if secrets is None and (others := sorted(stored)):
         raise SetUpError(
-            f"Secrets are stored, encrypted with key {', '.join(others)}, and there is no key here: set "
-            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with."
+            f"The stored secrets are encrypted with key {', '.join(others)}, but this server has no key: set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to that key."
         )
     if secrets is not None and (others := sorted(set(stored) - set(secrets.key_ids))):
-        here = f"the key here is {secrets.key_id}" + (f", the old one {secrets.key_ids[1]}" if secrets.has_old else "")
+        here = f"this server has key {secrets.key_id}" + (
+            f" and old key {secrets.key_ids[1]}" if secrets.has_old else ""
+        )
         raise SetUpError(
-            f"Secrets are stored that were sealed with key {', '.join(others)}; {here}. Nothing was changed. Set "
-            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the one they were stored with; while the key is being "
-            "replaced, ECLUSE_SECRET_KEY_OLD or ECLUSE_SECRET_KEY_OLD_FILE."
+            f"Stored secrets are encrypted with key {', '.join(others)}, but {here}. Nothing was changed. Set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE to the key they are encrypted with; while the key is being "
+            "replaced, set ECLUSE_SECRET_KEY_OLD or ECLUSE_SECRET_KEY_OLD_FILE to it."
         )
 
 

@@ -43,4 +43,4 @@ async def is_disabled(connection: Connection, tenant: str) -> bool:
 
 async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
     if await is_disabled(connection, tenant) and enabled:
-        raise InvalidInput(f"The tenant {tenant!r} is disabled: `ecluse tenants enable {tenant}` comes first.")
+        raise InvalidInput(f"Tenant {tenant!r} is disabled. Enable it first: `ecluse tenants enable {tenant}`.")

@@ -249,7 +249,7 @@ def _secrets(act: Act) -> Secrets:
         raise Refused(
             409,
             "NO_SECRET_KEY",
-            "There is no key here to seal the URL and the secret of an endpoint with: set ECLUSE_SECRET_KEY or "
-            "ECLUSE_SECRET_KEY_FILE.",
+            "This server has no encryption key, so the URL and the secret of an endpoint cannot be stored: set "
+            "ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE.",
         )
     return keys

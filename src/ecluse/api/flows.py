@@ -15,7 +15,7 @@ def loaded(look: Look, name: str, what: str) -> Flow:
     """Return the flow of a stored record; raise Refused if this server has not loaded it. `what` names the record in
     the message."""
     if name not in look.kit.by_name:
-        raise Refused(409, "FLOW_NOT_LOADED", f"{what} is of flow {name!r}, which is not loaded here.")
+        raise Refused(409, "FLOW_NOT_LOADED", f"{what} belongs to flow {name!r}, which this server has not loaded.")
     return look.kit.by_name[name]
 
 
