@@ -52,12 +52,15 @@ RETURNING pg_notify('{CHANNEL}', host_id)
 
 
 class Enrolled(NamedTuple):
+    """An enrolled agent and its host."""
+
     id: str
     host_id: str
 
 
 async def new_token(connection: Connection, tenant: str, host: str, by: str) -> tuple[str, datetime]:
-    """Make a token with which the agent of this host enrols, and return it with its end; it cannot be shown again."""
+    """Create an enrolment token for the agent of a host; return the token, of which only the hash is stored, and the
+    time at which it expires. Raise NotFound if the tenant has no such host. `by`: the actor who asked for it."""
     token, now = TOKEN + secrets.token_urlsafe(32), await fetch_now(connection)
     expires_at = now + TOKEN_LIFETIME
     given = (cuid(int(now.timestamp() * 1000)), digest(token), by, now, expires_at, tenant, host)
@@ -69,8 +72,9 @@ async def new_token(connection: Connection, tenant: str, host: str, by: str) -> 
 async def enrol(
     connection: Connection, token: str, *, hostname: str, platform: str, version: str
 ) -> tuple[Enrolled, str] | None:
-    """Enrol the agent of the token's host, in place of the one it had; return it with its credential. None if the token
-    is unknown, expired or used."""
+    """Enrol an agent for the host of the token, revoke the former agent of that host, and mark the token as used;
+    return the new agent and its credential. Return None if the token is unknown, expired or used, its host is deleted,
+    or its tenant is disabled."""
     credential, now = CREDENTIAL + secrets.token_urlsafe(32), await fetch_now(connection)
     given = {"hostname": storable(hostname, 200), "platform": storable(platform, 200), "version": storable(version, 50)}
     hashes = {"token": digest(token), "credential": digest(credential)}
@@ -80,13 +84,14 @@ async def enrol(
 
 
 async def rotate(connection: Connection, agent: str, used: bytes) -> str:
-    """Return a new credential. `used`, the hash of the present one, is valid until the first claim with the new one, so
-    that an answer that is lost locks no agent out."""
+    """Replace the credential of an agent and return the new one. `used`: the hash of the credential that the agent
+    sent; it stays valid until the first claim with the new one, so that a lost answer does not lock the agent out."""
     credential = CREDENTIAL + secrets.token_urlsafe(32)
     await connection.execute(ROTATE, (used, digest(credential), agent))
     return credential
 
 
 async def revoke(connection: Connection, tenant: str, agent: str) -> bool:
-    """Revoke the credential of an agent, irreversibly, and end its long poll; return whether this call did."""
+    """Revoke the credential of an agent, irreversibly, and end its long poll. Return False if the tenant has no such
+    agent or the agent was revoked before."""
     return await fetch_row(connection, REVOKE, (tenant, agent)) is not None

@@ -1,4 +1,4 @@
-"""Alerts as lists of flows show them. A flow adds the id of the record that its alerts are about."""
+"""The row and the filters of lists of alerts. Each flow with alerts adds the id of the record that they are about."""
 
 from __future__ import annotations
 

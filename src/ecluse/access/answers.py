@@ -1,5 +1,6 @@
-"""JSON made and parsed. What is large is handled in a thread, one value of a tenant at a time, so that no request holds
-the loop that all requests and the engine share; an answer has a limit of bytes."""
+"""JSON encoding and parsing for requests and answers. Values larger than LARGE are handled in a thread, one at a time
+per tenant, so that no request blocks the event loop, which all requests and the engine share. An answer has a maximum
+number of bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ THREAD = ThreadPoolExecutor(1, "json")  # one: each more would compete with the 
 
 
 async def in_thread(request: Request, work: Callable[[], T]) -> T:
-    """Do this part of a request in the thread, after other such parts of the same tenant."""
+    """Run `work`, a part of a request, in the JSON thread and return its result. Parts of the same tenant run one after
+    the other; raise Busy if one waits longer than LARGE_SECONDS for its turn."""
     limiter: Limiter = request.app.state.limits
     async with limiter.large.held(request.state.caller.tenant):
         return await asyncio.get_running_loop().run_in_executor(THREAD, work)
 
 
 async def encoded(request: Request, value: Any) -> bytes:
-    """Return the value as JSON; raise Refused if it has more bytes than an answer may have."""
+    """Return the value as JSON; raise Refused (ANSWER_TOO_LARGE) if it has more megabytes than an answer may have."""
     most = request.app.state.limits.allowed.answer_megabytes * MEGABYTE
     pieces, body = _pieces(value), bytearray()
     for piece in pieces:
@@ -43,7 +45,8 @@ async def answer(request: Request, value: Any) -> Response:
 
 
 async def compressed(request: Request, answer: Response) -> None:
-    """Compress a large answer, if its caller accepts that; small ones are left to the middleware."""
+    """Compress the body of `answer` with gzip, in place, if it is larger than LARGE and the caller accepts gzip.
+    Smaller answers are left to the middleware."""
     if len(answer.body) > LARGE and "gzip" in request.headers.get("accept-encoding", ""):
         answer.body = await in_thread(request, lambda: gzip.compress(answer.body, 5))
         answer.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(answer.body))})
@@ -51,7 +54,8 @@ async def compressed(request: Request, answer: Response) -> None:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """Encode fields and rows one by one, so that a large value is recognised before all of it is encoded."""
+    """Yield the JSON of a value in pieces, field by field and row by row, so that a large value is recognised before
+    all of it is encoded."""
     if not isinstance(value, Mapping) or not value:
         yield as_bytes(value)
         return

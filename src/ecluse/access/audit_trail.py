@@ -42,12 +42,13 @@ async def record(
     reason: str | None = None,
     request_id: str | None = None,
 ) -> None:
-    """Write one row of the audit trail."""
+    """Write one row of the audit trail, in the caller's transaction. A subject or reason that is too long is cut."""
     await record_all(connection, [Entry(tenant, actor, action, subject, reason, request_id)])
 
 
 async def record_all(connection: Connection, entries: Sequence[Entry]) -> None:
-    """Write rows of the audit trail, in one statement."""
+    """Write rows of the audit trail, in one statement and in the caller's transaction. A subject or reason that is too
+    long is cut."""
     if entries:
         rows = [
             one._replace(subject=storable(one.subject), reason=None if one.reason is None else storable(one.reason))

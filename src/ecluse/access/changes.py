@@ -18,14 +18,15 @@ from ecluse.db.connect import Connection
 
 @asynccontextmanager
 async def change(request: Request, action: str, subject: str, reason: str | None = None) -> AsyncIterator[Connection]:
-    """Open the transaction of a change; at its end the change is recorded in the audit trail."""
+    """Open a transaction for a change by the caller of the request, and yield its connection. If the block ends without
+    an error, the change is recorded in the audit trail and committed."""
     async with writes_of(request).connection(caller_of(request).tenant) as connection, connection.transaction():
         yield connection
         await record(connection, request, action, subject, reason)
 
 
 class Change(NamedTuple):
-    """A change by the caller of a request, as the audit trail names it."""
+    """A change by the caller of a request, as it is recorded in the audit trail."""
 
     request: Request
     action: str
@@ -41,10 +42,10 @@ class Change(NamedTuple):
 async def record(
     connection: Connection, request: Request, action: str, subject: str, reason: str | None = None
 ) -> None:
-    """Record a change by the caller of this request in the audit trail, in the caller's transaction."""
+    """Record a change by the caller of the request in the audit trail, in the transaction of `connection`."""
     await record_all(connection, [Change(request, action, subject, reason)])
 
 
 async def record_all(connection: Connection, changes: Sequence[Change]) -> None:
-    """Record changes in one statement, as `record` does one."""
+    """Record several changes in the audit trail, in one statement and in the transaction of `connection`."""
     await audit_trail.record_all(connection, [change.entry for change in changes])

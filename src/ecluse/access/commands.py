@@ -1,4 +1,4 @@
-"""What a declared route says about its command on the command line; it is in the OpenAPI document as `x-command`."""
+"""The declaration of a route's command on the command line. The OpenAPI document has it as `x-command`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What a command shows after `--wait`: these fields of a read, whose path has the `id` of the command's answer, and
-    the next command, with fields in braces, if all of these fields have values."""
+    """What a command shows when its run has ended (`--wait`): `fields` of the read named `read`, whose path has the
+    `id` of the command's answer, and `next`, the command to type next, with the fields in braces. `next` is shown only
+    if all fields have values."""
 
-    read: str  # its name
+    read: str
     fields: Sequence[str]
     next: str
 
@@ -23,15 +24,15 @@ class Command:
     positional; all other fields are options."""
 
     name: str  # the words after `ecluse`
-    columns: Sequence[str] = ()  # of its table; by default all that are no objects
+    columns: Sequence[str] = ()  # of its table; by default all fields that are not objects
     arguments: Sequence[str] = ()
     options: Mapping[str, str] = field(default_factory=dict)  # short name → field, `selection.days` for a nested one
     preview: str = ""  # name of the read that shows what would change, before the command asks for a confirmation
     follows: str = ""  # field of the answer with the id of a run: the command has --wait
     result: Result | None = None
-    empty: str = ""  # what to say of an empty list
+    empty: str = ""  # text that is shown for an empty list
     text: str = ""  # field of the rows that is printed as it is, in place of a table; `columns` head its parts
-    hides: Sequence[str] = ()  # fields of the answer or the preview that only --json shows: others say the same
+    hides: Sequence[str] = ()  # fields of the answer or the preview that only --json shows: other fields say the same
     example: str = ""
 
 

@@ -1,5 +1,5 @@
-"""Cursors: the position of a row in an ordered list, as its values in the columns of the order. A cursor names its list
-and grants nothing: the rows that follow are limited to the tenant and the scope of its sender."""
+"""Cursors of lists: the position of a row, as its values in the columns that order the list. A cursor names its list
+and grants nothing: the rows after it are limited to the tenant and the scope of the caller who sends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ecluse.db.query import Row
 
 
 def columns(row: type[Shape], order: Sequence[str]) -> list[tuple[str, bool, bool]]:
-    """Return the columns of an order: name, whether it is descending, whether it may be NULL."""
+    """Return the columns of `order`, each with its name, whether it is descending (`-name`) and whether it may be
+    NULL."""
     names = [(one.removeprefix("-"), one.startswith("-")) for one in order]
     return [(name, falls, type(None) in get_args(row.model_fields[name].annotation)) for name, falls in names]
 
@@ -28,8 +29,9 @@ def made(row: type[Shape], order: Sequence[str], last: Row) -> str:
 
 
 def after(row: type[Shape], order: Sequence[str], cursor: str) -> tuple[str, Row]:
-    """Return the SQL condition for the rows after the cursor, and its parameters. Raise InvalidInput if the cursor is
-    not from this list."""
+    """Return the SQL condition for the rows after the cursor, and its parameters. Raise InvalidInput if the cursor
+    cannot be decoded or is not from this list. Values are not checked here: the query fails if one does not have the
+    type of its column."""
     try:
         name, *place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         json.dumps(place, ensure_ascii=False).encode()  # no lone surrogates

@@ -1,6 +1,6 @@
-"""Authentication and authorization of API routes. Every route but the public ones declares the permission it needs, and
-none of its code runs before the caller's key was found to have it. Bodies are read strictly: JSON, or a form where a
-route takes one, no duplicate key, no text that cannot be stored."""
+"""Authentication and authorization of API routes. Every route except the public ones declares the permission that it
+needs, and none of its code runs before the caller's key was checked for it. Bodies are read strictly: JSON, or a form
+if the route takes one, without duplicate keys and without text that cannot be stored."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ def caller_of(request: Request) -> Caller:
 
 
 class Guarded(APIRoute):
+    """A route that admits the caller, charges the request and checks its query parameters and body before the route's
+    function is called."""
+
     @cached_property
     def beginning(self) -> str:
         """The path up to its first parameter."""
@@ -87,7 +90,8 @@ class Guarded(APIRoute):
 
 
 def charge(request: Request, caller: Caller) -> None:
-    """Count the request against the limits of its key and tenant; raise Refused if they are used up."""
+    """Charge the cost of the request to the limits of its key and its tenant; raise Refused (RATE_LIMITED), and charge
+    nothing, if one of them is used up."""
     limiter: Limiter = request.app.state.limits
     rows = request.query_params.get("limit", "")
     limiter.charge(caller, cost_of(request.method, int(rows) if rows.isdecimal() and len(rows) < 4 else 0))
@@ -105,8 +109,8 @@ def _query_parameters(route: APIRoute) -> list[str]:
 
 
 def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
-    """Refuse unknown query parameters: with a misspelled filter, the caller would take an unfiltered answer for a
-    filtered one."""
+    """Raise RequestValidationError if the request has query parameters other than `known`: with a misspelled filter,
+    the caller would take an unfiltered answer for a filtered one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
     if unknown:
         raise RequestValidationError([_unknown_parameter(name, known) for name in unknown])
@@ -132,7 +136,7 @@ def routes(tag: str) -> APIRouter:
 
 
 def refusals(route: Guarded) -> list[str]:
-    """Return the codes of all errors that a route may answer."""
+    """Return the error codes that a route may answer with."""
     declared, body = route.openapi_extra or {}, route.body_field
     found = ["UNAUTHENTICATED", "FORBIDDEN", "TENANT_DISABLED", *LIMITS]
     found += ["NOT_FOUND"]  # what the path names, or the tenant that an administrator acts for
@@ -152,8 +156,10 @@ async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
 
 
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
-    """Return the caller that this key belongs to, or raise Refused if the key is unknown or may not do this. A known
-    caller is that of the request, also of a refused one."""
+    """Return the caller that the key belongs to; with the header Ecluse-Tenant, acting for that tenant. Raise Refused
+    if the key is unknown, its tenant is disabled, its role lacks the permission, or its scope is not ALL and the route
+    is not `narrowed`; raise NotFound if the tenant of the header does not exist. The caller of a known key is stored in
+    `request.state`, even if the request is refused."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None and permission == EXECUTE:
@@ -184,7 +190,9 @@ async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
 
 class StrictRequest(Request):
     async def parse(self) -> None:
-        """Parse the body. Not in `json`, whose errors FastAPI answers as errors of the body: a limit is none."""
+        """Read and parse the JSON body, and charge its size to the caller's limits. Raise Refused if a limit is used
+        up, RequestValidationError if the body is not JSON, HTTPException (422) if it cannot be stored. Not done in
+        `json`: FastAPI would answer the refusal by a limit as an error of the body."""
         body = await self.body()
         limiter: Limiter = self.app.state.limits
         limiter.count_bytes(caller_of(self), len(body))
@@ -224,7 +232,8 @@ def _parsed(body: bytes) -> Any:
 
 
 def check_storable(value: Any) -> None:
-    """Refuse a value with NUL bytes or lone surrogates at any depth, or nested more than DEEPEST levels deep."""
+    """Raise HTTPException (422) if the value has text with NUL bytes or lone surrogates at any depth, or is nested more
+    than DEEPEST levels deep."""
     left, depth = [value], 0
     while left:
         if depth > DEEPEST:

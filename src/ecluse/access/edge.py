@@ -1,9 +1,9 @@
 """The edge of the server: uvicorn's protocols with deadlines for what a client sends, and limits on connections.
 
-A client that holds a connection and sends nothing costs a descriptor, and the database and vendors need descriptors,
-too. At the limit a new connection therefore takes the place of the one that has waited longest without a complete
-request, so that silent and slow connections, however many, cannot keep out a client that sends one. Streams and sockets
-are requests under way: neither a deadline nor another connection ends them.
+A client that holds a connection and sends nothing costs a file descriptor, and the database and vendors need
+descriptors, too. At the limit, a new connection therefore replaces the one that has waited longest without a complete
+request, so that silent and slow connections, however many, cannot keep out a client that sends one. Streams and
+WebSockets are requests in progress: neither a deadline nor another connection ends them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EdgeLimits:
-    """`seconds` are those for the head of a request, and again for its body. `proxies` are addresses and networks,
-    separated by commas; the limit per address is not theirs."""
+    """Limits on connections. `seconds`: how long a client may take to send the head of a request, and again its body.
+    `proxies`: addresses and networks of reverse proxies, separated by commas, to which `per_address` does not apply."""
 
     connections: int
     per_address: int
@@ -39,24 +39,27 @@ class EdgeLimits:
 
 
 class Edge:
-    """The open connections of clients. A flood is logged when it begins, and when it is over."""
+    """Counts the open connections of clients and enforces the limits. A flood is logged when it begins, and when no
+    connection was turned away for `seconds`."""
 
     def __init__(self, limits: EdgeLimits) -> None:
         self.limits = limits
         self.turns = Turns()
-        self.turned_away = 0  # closed without a request to make room, or refused
+        self.turned_away = 0  # connections refused, or closed without a request to make room
         self._proxies = _TrustedHosts(limits.proxies)
         self._open: dict[asyncio.Transport, str | None] = {}
         self._of: Counter[str | None] = Counter()
-        self._waiting: dict[Connection, None] = {}  # without a complete request, longest first
-        self._logged = 0  # of `turned_away`
+        self._waiting: dict[Connection, None] = {}  # without a complete request, the longest waiting first
+        self._logged = 0  # `turned_away` when the present flood was logged; 0: there is none
 
     @property
     def connections(self) -> int:
         return len(self._open)
 
     def admit(self, new: Connection) -> bool:
-        """Count the connection, if need be in the place of one that has no complete request; False: none."""
+        """Count a new connection. At a limit, close the connection that has waited longest without a complete request
+        (at the limit per address, one of the same address) and count the new one in its place. Return False if there is
+        none to close: the new connection must be refused."""
         address = new.client[0] if new.client else None
         if self._of[address] >= self.limits.per_address and address not in self._proxies:
             replaced = next((one for one in self._waiting if self._open[one.transport] == address), None)
@@ -74,7 +77,8 @@ class Edge:
         return True
 
     def client_of(self, one: Connection) -> str:
-        """Return the address of the client of a request; behind a proxy, that which the proxy names."""
+        """Return the address of the client of a request; behind a trusted proxy, the last address in
+        X-Forwarded-For."""
         address = one.client[0] if one.client else ""
         if address not in self._proxies:
             return address
@@ -87,16 +91,16 @@ class Edge:
         self._waiting[new] = None
 
     def waits(self, one: Connection) -> None:
-        """The connection has no complete request."""
+        """Mark the connection as waiting for a complete request: it may be closed to make room."""
         if one.transport in self._open:
             self._waiting[one] = None
 
     def works(self, one: Connection) -> None:
-        """A request of the connection is complete, and under way."""
+        """Mark the connection as having a complete request in progress: it is not closed to make room."""
         self._waiting.pop(one, None)
 
     def left(self, transport: asyncio.Transport, one: Connection | None = None) -> None:
-        """Forget a connection that is closed; twice is once."""
+        """Stop counting a closed connection. A second call for the same connection does nothing."""
         if transport in self._open:
             address = self._open.pop(transport)
             self._of[address] -= 1
@@ -128,14 +132,14 @@ class Edge:
 
 
 class Part(Enum):
-    """What the client is expected to send."""
+    """The part of a request that the client is to send next."""
 
     HEAD = auto()
     BODY = auto()
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of a client, until it is closed or becomes a socket."""
+    """One HTTP connection of a client, until it is closed or becomes a WebSocket."""
 
     def __init__(self, edge: Edge, **given: Any) -> None:
         super().__init__(**given)
@@ -193,7 +197,7 @@ class Connection(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _start_deadline(self) -> None:
-        # In its client's turn: a thousand connections that were opened together would otherwise be closed in one pass.
+        # In the turn of its client: otherwise a thousand connections opened together would be closed in one pass.
         end = partial(self._edge.turns.put, self.client[0] if self.client else "", self._end)
         self._deadline = self.loop.call_later(self._edge.limits.seconds, end)
 
@@ -203,9 +207,9 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _end(self) -> None:
-        if self._deadline is None:  # stopped, while it waited for its turn
+        if self._deadline is None:  # the deadline was stopped while this call waited for its turn
             return
-        if self.flow.read_paused:  # it is the server that does not read
+        if self.flow.read_paused:  # the server has paused reading: the client is not late
             self._start_deadline()
             return
         if self._expected is Part.BODY and not self.pipeline and not self.cycle.response_started:
@@ -228,7 +232,7 @@ class Connection(HttpToolsProtocol):
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """A connection that became a socket: it counts until it is closed."""
+    """A connection that became a WebSocket. It counts against the limits until it is closed."""
 
     def __init__(self, edge: Edge, **given: Any) -> None:
         super().__init__(**given)

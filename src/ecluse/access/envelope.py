@@ -63,7 +63,7 @@ CODES = {
     422: InvalidInput.code,
 }
 JSON, PROBLEM = "application/json", "application/problem+json"
-HUNG_UP = 499  # in log and metrics: the client has gone before its request was complete (the status is nginx's)
+HUNG_UP = 499  # in log and metrics: the client disconnected before its request was complete (nginx's status)
 EXPLAINED = "/docs/errors"  # a page with every code
 TOO_LARGE = HTTPException(413, f"A body has at most {LARGEST_BODY} bytes.")
 
@@ -104,7 +104,7 @@ class Problem(BaseModel):
 
 
 class Refused(EcluseError):
-    """A request that is refused: the HTTP status, code and message to answer with."""
+    """Raised to refuse a request: the HTTP status, code, message, headers and details of the answer."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Refused(EcluseError):
 
 
 class BadCredentials(Refused):
-    """The key or signature of a request is not valid."""
+    """Raised if the key or signature of a request is not valid: status 401, counted in the audit trail."""
 
     def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(401, "UNAUTHENTICATED", message, headers)
@@ -155,6 +155,9 @@ def as_bytes(value: Any) -> bytes:
 
 
 class Envelope:
+    """ASGI middleware that gives each HTTP request its id, limits its body, answers unexpected errors, and logs and
+    reports the answer. WebSockets pass through, unless their path has NUL bytes."""
+
     def __init__(self, app: ASGIApp, answered: Answered) -> None:
         self._app, self._answered = app, answered
 
@@ -226,8 +229,8 @@ def error_answer(
     details: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer for an error, in the form that the caller accepts. This is the only place where error answers
-    are made: every message begins with a capital letter, unless it begins with the name of a field."""
+    """Return the answer for an error: problem details if the caller accepts them, otherwise the usual shape. The
+    message begins with a capital letter unless it begins with the name of a field (`as_sentence`)."""
     request_id, headers = scope["state"]["request_id"], {**(headers or {}), "Vary": "Accept"}
     message = as_sentence(message, _fields(scope))
     if not _wants_problem(Headers(scope=scope).get("accept", "")):
@@ -248,7 +251,8 @@ def error_answer(
 
 
 def _wants_problem(accept: str) -> bool:
-    """Return True if the Accept header names the type of problem details; `*/*` alone gets the usual errors."""
+    """Return True if the Accept header names the type of problem details, and not with q=0. `*/*` alone gets the usual
+    errors."""
     for one in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in one.split(";"))
         if kind == PROBLEM:
@@ -321,7 +325,8 @@ async def _our_error(request: Request, error: EcluseError) -> Response:
 
 
 def note_refusal(request: Request, error: Exception) -> None:
-    """Count the refusal of credentials, or of a caller who may not do this, for the audit trail."""
+    """Count the error for the audit trail if it refuses the credentials (BadCredentials) or a known caller (Refused
+    with status 403). Other errors are not counted."""
     if isinstance(error, BadCredentials):
         request.app.state.refusals.invalid_credentials(request.client.host if request.client else "unknown")
     elif isinstance(error, Refused) and error.status == 403 and hasattr(request.state, "caller"):
@@ -330,7 +335,7 @@ def note_refusal(request: Request, error: Exception) -> None:
 
 
 def _sent(request: Request) -> Any:
-    """Return the parsed body of the request, None if no route has read one."""
+    """Return the parsed body of the request; None if no JSON body was parsed."""
     return getattr(request.state, "sent", None)
 
 

@@ -50,8 +50,8 @@ FROM unnest(%s::text[], %s::int[], %s::jsonb[]) AS g(key, status, answer) WHERE 
 
 
 class Call(NamedTuple):
-    """A request that changes something, with the parameters of its route and what was prepared for it. `key`: its
-    Idempotency-Key; `digest`: of what it asks for."""
+    """A request that changes something. `given`: the parameters of its route; `prepared`: the result of the operation's
+    `before`; `key`: its Idempotency-Key; `digest`: the hash of method, path and, if it has a key, body."""
 
     request: Request
     given: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """The reason that its body gives, for the audit trail."""
+        """The field `reason` of its body, for the audit trail; None if there is none."""
         return getattr(self.given.get("body"), "reason", None)
 
 
@@ -95,8 +95,8 @@ async def call_of(request: Request, given: Mapping[str, Any], prepared: Any) -> 
 
 
 async def carry_out(writes: Writes, tenant: str, calls: Sequence[Call], do: Do) -> list[Outcome]:
-    """Have `do` carry out calls of a tenant in one transaction, but not those that have an Idempotency-Key and were
-    answered before; return what to answer to each."""
+    """Carry out calls of one tenant with `do`, in one transaction; return their outcomes, in the order of the calls. A
+    call whose Idempotency-Key was used before is not passed to `do`: its outcome is the stored answer or a refusal."""
     outcomes: dict[int, Outcome] = {}
     async with writes.connection(tenant) as connection, connection.transaction():
         if any(call.key is not None for call in calls):
@@ -118,7 +118,8 @@ async def carry_out(writes: Writes, tenant: str, calls: Sequence[Call], do: Do) 
 
 
 async def response(call: Call, outcome: Outcome) -> Response:
-    """Return the response to a call that was carried out; raise its refusal."""
+    """Return the response for an outcome of `carry_out`, after calling the `after` of an answer that has one; raise the
+    outcome if it is a refusal."""
     if isinstance(outcome, Refused):
         raise outcome
     if isinstance(outcome, Response):
@@ -128,15 +129,16 @@ async def response(call: Call, outcome: Outcome) -> Response:
 
 
 async def replayed(request: Request) -> Response | None:
-    """Return the stored answer to a request that was answered before under its Idempotency-Key; None if it was not.
-    Raise Refused if the key was used for another request."""
+    """Return the stored answer for a request that was answered before under the same Idempotency-Key; None if it was
+    not. Raise Refused if the key was used for another request."""
     call, tenant = await call_of(request, {}, None), caller_of(request).tenant
     rows = await reads_of(request)(lambda connection: fetch_rows(connection, STORED, (tenant, [call.key])))
     return await response(call, _replay(call, rows[0][1:])) if rows else None
 
 
 async def _replays(connection: Connection, tenant: str, calls: Sequence[Call]) -> dict[int, Outcome]:
-    """Take the keys of the calls. Return what to answer to those whose key was taken before, by their place."""
+    """Claim the Idempotency-Keys of the calls for this transaction. Return the outcomes, by index, of calls whose key
+    was used before, by another request or by an earlier one of the calls."""
     first = {call.key: call for call in reversed(calls) if call.key is not None}
     given = {"tenant": tenant, "keys": list(first), "asked": [call.digest for call in first.values()]}
     taken = set(await fetch_column(connection, TAKE, given))

@@ -1,8 +1,8 @@
 """API keys. A key is random and shown once; only its SHA-256 is stored, and the key is looked up by that.
 
-A look-up is cached for a second, so a revoked key stops working within a second on every replica. While the database
-is slow or away, a key that it knew less than ten seconds ago goes on working: the requests of others must not turn a
-good key away. The time of a key's last use is written in a background task, at most once a minute.
+A look-up is cached for a second, so a revoked key stops working within a second on every replica. While the database is
+slow or unavailable, a key that was found less than ten seconds ago goes on working, so that load by other callers does
+not lock out a valid key. The time of a key's last use is written in a background task, at most once a minute.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Caller:
 
     @property
     def administers_tenants(self) -> bool:
-        """True for an administrator of the tenant `default`, who may act for every tenant."""
+        """True for an admin key of the tenant `default` with scope ALL, which may act for every tenant."""
         return self.tenant == tenants.DEFAULT and self.role == "admin" and self.scope == "ALL"
 
     def may(self, permission: str) -> bool:
@@ -82,7 +82,7 @@ class Caller:
 
 
 def lifetime(text: str) -> timedelta | None:
-    """Parse the lifetime of a key, such as 90m, 12h or 30d; None for `never`."""
+    """Parse the lifetime of a key, such as 90m, 12h or 30d; None for `never`. Raise InvalidInput for any other text."""
     if text == NEVER:
         return None
     if not (match := re.fullmatch(LIFETIME, text)):
@@ -95,15 +95,15 @@ def digest(key: str) -> bytes:
 
 
 class Known(NamedTuple):
-    """A key as it was found at `at`."""
+    """The caller of a key, as the database had it at `at` (seconds of the monotonic clock)."""
 
     caller: Caller
     at: float
 
 
 class Keys:
-    """Look-ups of API keys for the requests of this process, cached for FRESH_SECONDS, and for KEPT_SECONDS while the
-    database does not answer. Requests with the same key share one look-up."""
+    """Look-ups of API keys and credentials of agents for the requests of this process, cached for FRESH_SECONDS, and
+    for KEPT_SECONDS while the database does not answer. Requests with the same key share one look-up."""
 
     def __init__(self, reads: Reads, pool: Pool, clock: Clock) -> None:
         self._reads, self._pool, self._clock = reads, pool, clock
@@ -114,7 +114,7 @@ class Keys:
 
     async def find(self, key: str) -> Caller | None:
         """Return the caller that this key belongs to; None if the key is unknown, expired or revoked (callers do not
-        learn which)."""
+        learn which). The use of an API key is noted."""
         hashed, now = digest(key), self._clock.monotonic()
         known = self._known.get(hashed)
         caller = known.caller if known and now < known.at + FRESH_SECONDS else await self._look_up(hashed, known)
@@ -173,7 +173,7 @@ async def _found(connection: Connection, hashed: bytes) -> Caller | None:
 
 
 async def find_by_ids(connection: Connection, key_ids: Sequence[int]) -> list[Caller]:
-    """Return the callers of these keys; those that were revoked or have expired are left out."""
+    """Return the callers of these keys. Keys that are unknown, revoked or expired are left out."""
     return await fetch_all(connection, Caller, f"{VALID} AND k.key_id = ANY(%s)", (list(key_ids),))
 
 
@@ -188,7 +188,8 @@ async def create(
     groupes: Sequence[str] = (),
     crm_user_id: str | None = None,
 ) -> tuple[int, str]:
-    """Create a key; return its id and the key itself, which cannot be shown again."""
+    """Create a key; return its id and the key itself, of which only the hash is stored. Raise InvalidInput if role,
+    name or scope is not valid, NotFound if there is no such tenant. `expires_in` None: it does not expire."""
     if role not in ROLES:
         raise InvalidInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
     if not name.strip():
@@ -218,8 +219,8 @@ def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) ->
 
 
 async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None = None) -> tuple[str, bool]:
-    """Revoke a key, irreversibly; return its tenant, and whether this call revoked it. With `of_tenant`, a key of
-    another tenant is not found."""
+    """Revoke a key, irreversibly; return its tenant, and whether it was this call that revoked it. Raise NotFound if
+    there is no such key or, with `of_tenant`, if it belongs to another tenant."""
     tenant = await fetch_value(connection, "SELECT tenant_id FROM api_keys WHERE id = %s", (key_id,))
     if tenant is None or of_tenant not in (None, tenant):
         raise NotFound(f"There is no key {key_id}. `ecluse keys list` shows them.")

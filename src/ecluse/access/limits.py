@@ -1,9 +1,9 @@
-"""Limits per API key and tenant: requests weighted by cost, bytes, page streams, and counts of what is kept. A request
-beyond a limit is answered 429 with the name of the limit and Retry-After.
+"""Limits per API key and tenant: requests weighted by cost, bytes, page streams, and numbers of stored records. A
+request beyond a limit is answered 429 with the name of the limit and Retry-After.
 
-Requests and bytes are counted in memory, by each replica for itself: a token bucket holds what a minute allows. Counts
-are checked in the transaction that adds a row, one such transaction of a tenant at a time. `db/shares.py` limits what
-a tenant does at once.
+Requests and bytes are counted in memory, by each replica for itself, in token buckets that hold what a minute allows.
+Records are counted in the transaction that adds one, and only one such transaction of a tenant runs at a time. The
+limits on what a tenant does at once are in `db/shares.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ecluse.db.shares import Shares
 
 KNOB = "ECLUSE_LIMIT_"  # and the name of the limit in capitals
 MEGABYTE = 1_000_000
-MANY = 10_000  # buckets; the unused ones are then forgotten
+MANY = 10_000  # buckets; if there are more, the unused ones are removed
 ROWS_PER_UNIT = 20
 BYTES_PER_UNIT = 10_000  # of a body: about as long as a read takes
-LARGE_SECONDS = 5.0  # less than a transaction may idle, in which an answer is made
+LARGE_SECONDS = 5.0  # less than the idle timeout of the transaction in which an answer is encoded
 
 COUNTED = {
     "schedules": "SELECT count(*) FROM schedules WHERE tenant_id = %s AND deleted_at IS NULL",
@@ -60,7 +60,8 @@ class Allowed:
 
 
 class Bucket(NamedTuple):
-    """How much of a minute's allowance was used at an instant. It drains evenly, and is empty after a minute."""
+    """How much of a minute's allowance was used at the instant `at`. The used part drains evenly, to nothing within a
+    minute."""
 
     used: float = 0.0
     at: float = 0.0
@@ -71,31 +72,32 @@ def used(bucket: Bucket, per_minute: float, now: float) -> float:
 
 
 def seconds_until(bucket: Bucket, per_minute: float, cost: float, now: float) -> float:
-    """Return after how many seconds the bucket has room for `cost`; 0: at once. What costs more than a minute allows
-    has to wait for an empty bucket."""
+    """Return the seconds until the bucket has room for `cost`; 0: it has room now. A cost above what a minute allows
+    waits for an empty bucket."""
     over = used(bucket, per_minute, now) + min(cost, per_minute) - per_minute
     return max(0.0, over) * 60 / per_minute
 
 
 def cost_of(method: str, rows: int) -> int:
-    """Return the cost of a request: a read costs 1, a change 5, and rows asked for cost 1 per 20."""
+    """Return the cost of a request: 1 for a read, 5 for a change, and 1 more per 20 of the rows that it asks for."""
     return (1 if method in ("GET", "HEAD") else 5) + rows // ROWS_PER_UNIT
 
 
 def limit_exceeded(code: str, limit: str, says: str, seconds: float) -> Refused:
-    """Return the refusal of what goes beyond a limit, with its name."""
+    """Return the refusal (429) of a request that exceeds a limit. `limit`: the name of the limit; `says`: a sentence
+    about it; `seconds`: when to retry, rounded up to at least 1."""
     wait = max(1, math.ceil(seconds))
     details = [{"where": limit, "problem": says}]
     return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
 
 
 class LimitUse(NamedTuple):
-    """A limit as a caller meets it."""
+    """A limit that applies to a caller, and how much of it is used."""
 
     name: str
     limit: int
     used: int
-    resets_in_seconds: int | None = None  # until nothing is used any more; None: not by itself
+    resets_in_seconds: int | None = None  # until nothing is used any more; None: it does not reset by itself
 
 
 class Limiter:
@@ -108,7 +110,8 @@ class Limiter:
         self.large = Shares("large_bodies_at_once", 1, LARGE_SECONDS)
 
     def charge(self, caller: Caller, cost: int) -> None:
-        """Count a request of this cost; raise Refused if the key or its tenant has used up what a minute allows."""
+        """Charge a request of this cost to the caller's key and tenant. Raise Refused, and charge nothing, if one of
+        them has used up the requests or the megabytes that a minute allows."""
         now = self._now()
         for name, whose, most in (*self._rates(caller, "requests"), *self._rates(caller, "megabytes")):
             bucket, requests = self._buckets.get((name, whose), Bucket()), name.endswith("requests")
@@ -119,12 +122,13 @@ class Limiter:
         self._use(caller, "requests", cost, now)
 
     def count_bytes(self, caller: Caller, count: int) -> None:
-        """Count bytes that were received or are about to be sent; those beyond the limit delay later requests."""
+        """Count bytes that were received or are about to be sent. Nothing is refused here: bytes beyond the limit delay
+        later requests."""
         self._use(caller, "megabytes", count, self._now())
 
     def open_stream(self, caller: Caller) -> Callable[[], None]:
-        """Count an open page stream; raise Refused if the key or its tenant has as many as allowed. Return what to call
-        at its end."""
+        """Count an open page stream and return the function to call when it ends. Raise Refused if the key or its
+        tenant has as many open page streams as allowed."""
         held = [(name, whose) for name, whose, _ in self._whose(caller, "page_streams")]
         for name, whose, most in self._whose(caller, "page_streams"):
             if most and self._streams[name, whose] >= most:
@@ -151,7 +155,8 @@ class Limiter:
                 raise limit_exceeded("LIMIT_REACHED", name, f"{says}{KNOB}{name.upper()}.", 60)
 
     async def standing(self, connection: Connection, caller: Caller) -> list[LimitUse]:
-        """Return all limits that the caller meets, with what is used of each."""
+        """Return every limit that applies to the caller, with what is used of it; requests, bytes and streams are those
+        of this process."""
         now, found = self._now(), []
         for name, whose, most in (*self._whose(caller, "requests"), *self._whose(caller, "megabytes")):
             unit = MEGABYTE if name.endswith("megabytes") else 1
@@ -166,7 +171,7 @@ class Limiter:
         return found
 
     def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
-        """Yield name, owner and limit of what is limited per key and per tenant."""
+        """Yield name, owner and value of the limit on `what`, first of the caller's key, then of its tenant."""
         for per, whose in (("key", caller.actor), ("tenant", caller.tenant)):
             yield (name := f"{per}_{what}"), whose, getattr(self.allowed, name)
 

@@ -36,7 +36,7 @@ class Visible(NamedTuple):
 
 
 def every_row(_: Caller) -> Visible:
-    """Return the condition for lists whose rows callers of every scope see."""
+    """Return the condition for lists that callers of every scope may read in full."""
     return Visible("true", {})
 
 
@@ -109,7 +109,8 @@ async def read_page(
     offset: int = 0,
     cursor: str | None = None,
 ) -> Row:
-    """Read one page of a list, in the form of its answer. `given` has the filters and the path parameters."""
+    """Read one page of a list and return it in the form of its answer. `given`: the filters and the path parameters.
+    Raise InvalidInput if the cursor is not from this list."""
     conditions, parameters = listing.conditions(given), {**given, "tenant": caller.tenant}
     if not listing.every_tenant:
         conditions.append("t.tenant_id = %(tenant)s")
@@ -131,7 +132,8 @@ async def read_page(
 
 
 async def _fetched(connection: Connection, statement: str, parameters: Row) -> list[Row]:
-    """Fetch rows a few at a time, with the loop free in between: the conversion of large rows takes a while."""
+    """Return the rows of a statement, fetched ROWS_AT_ONCE at a time so that the event loop can run in between: the
+    conversion of large rows takes a while."""
     rows: list[Row] = []
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(statement, parameters)

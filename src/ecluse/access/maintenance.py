@@ -1,6 +1,6 @@
-"""Maintenance that takes longer than a request: what an administrator asks for over HTTP, the erasure of a tenant and a
-sweep of retention at once; and what a migration leaves to a process that has the key, the sealing of webhook URLs. The
-request is stored; a scheduler carries it out, and after a crash goes on."""
+"""Maintenance that takes longer than a request: the erasure of a tenant and an immediate retention sweep, which
+administrators request over HTTP, and the encryption of webhook URLs, which a migration leaves to a process that has the
+key. A request is stored; a scheduler carries it out, and continues it after a crash."""
 
 from __future__ import annotations
 
@@ -91,20 +91,23 @@ ASKED = "SELECT what, subject, asked_by FROM maintenance ORDER BY asked_at"
 
 
 class MaintenanceRequest(NamedTuple):
+    """A stored request for maintenance."""
+
     what: Literal["prune", "erase tenant", "seal urls"]
     subject: str  # the tenant, or nothing
     asked_by: str
 
 
 async def ask(connection: Connection, what: str, subject: str, by: str) -> bool:
-    """Store the request in the caller's transaction and wake the schedulers; return False if the same request is stored
-    already."""
+    """Store a request for maintenance in the caller's transaction and wake the schedulers; return False if the same
+    request is stored already."""
     asked = (await connection.execute(ASK, (what, subject, by))).rowcount == 1
     await connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
     return asked
 
 
 async def refuse_open_runs(connection: Connection, tenant: str) -> None:
+    """Raise Conflict, which names some of the runs, if the tenant has open runs."""
     if found := await fetch_column(connection, OPEN, (tenant, SHOWN + 1)):
         more = " and more" if len(found) > SHOWN else ""
         named = ", ".join(f"#{run}" for run in found[:SHOWN]) + more
@@ -114,14 +117,14 @@ async def refuse_open_runs(connection: Connection, tenant: str) -> None:
 
 
 async def foresee(connection: Connection, tenant: str) -> Counter[str]:
-    """Count the rows that the erasure of the tenant would remove, by kind."""
+    """Return the number of rows, by kind, that the erasure of the tenant would remove now."""
     return await erasure.count(connection, (*RUNS, *TENANT), {"tenant": tenant})
 
 
 async def ask_for_erasure(connection: Connection, tenant: str, by: str) -> bool:
-    """Disable the tenant, so that no run of it is started, and request the erasure of its rows; return False if that
-    was requested before. Raise Conflict if it has open runs; a run that is started at the same moment delays the
-    erasure until its end."""
+    """Disable the tenant, so that no run of it is started, replace its name by its id, and request the erasure of its
+    rows; return False if the erasure was requested before. Raise NotFound if there is no such tenant, Conflict if it
+    has open runs. A run that is started at the same moment delays the erasure until its end."""
     await tenants.set_disabled(connection, tenant, True)
     await connection.execute(NAMELESS, (tenant,))
     await refuse_open_runs(connection, tenant)
@@ -136,7 +139,7 @@ async def erase_rows(
     pace: Pace,
 ) -> Counter[str]:
     """Erase the rows of a disabled tenant, and the log files of its runs on this host; return the number of rows by
-    table."""
+    table, and of `log files`. Raise Stuck if runs are open or locked."""
     runs = await fetch_rows(connection, OF_FLOWS, (tenant, list(folders)))
     files = sum(folders[name].erase(run) for name, run in runs)
     done = await erasure.delete_tenant(connection, flows, tenant, TENANT, pace)
@@ -147,8 +150,8 @@ async def erase_rows(
 def job(
     flows: Mapping[str, Flow], rules: Sequence[Rule], folders: Mapping[str, TraceFolder], secrets: Secrets | None
 ) -> Job:
-    """Return the job of schedulers that does what was asked for, one process at a time. Without `secrets` URLs are left
-    to a process that has the key."""
+    """Return the periodic job with which schedulers carry out stored requests, one process at a time. Without
+    `secrets`, the encryption of URLs is left to a process that has the key."""
 
     async def run(pool: Pool) -> None:
         async with pool.connection() as connection:

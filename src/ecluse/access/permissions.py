@@ -1,11 +1,11 @@
 """Permissions that a route may require, and the roles that have them: a permission is `area.read` or `area.write`, a
 role is a set of permissions.
 
-Those of `OF_SERVER` are about the whole server, so only admins of the tenant `default` can use them.
+The permissions in `OF_SERVER` concern the whole server, so only admins of the tenant `default` can use them.
 
-A viewer reads, an operator also acts, an admin also administers keys, tenants and budgets, reads the audit trail
-and erases. An agent, whose credential is of a host and no API key, executes the jobs of that host and does nothing
-else; no other role can.
+A viewer reads, an operator also acts, an admin also administers keys, tenants and budgets, reads the audit trail and
+erases. An agent, which has the credential of a host instead of an API key, executes the jobs of that host and does
+nothing else; no other role can execute jobs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def permissions_of(role: str) -> set[str]:
 
 
 def add_area(area: str) -> None:
-    """Add an area of permissions that a package brings: viewers get its read permission, operators and admins read and
+    """Add an area of permissions for a package: viewers get its read permission, operators and admins read and
     write."""
     for role, granted in ROLES.items():
         granted |= {f"{area}.read"} if role == "viewer" else {f"{area}.read", f"{area}.write"}

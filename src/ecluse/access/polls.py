@@ -1,5 +1,5 @@
-"""Long polls of this process. They wait in memory, by the key of what they wait for: a notification wakes them, and a
-poll itself queries nothing."""
+"""Long polls of this process. A poll waits in memory under the key of a record until a notification wakes it; the
+waiting itself needs no query."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fastapi import Request
 
 
 class Polls:
+    """The waiting polls of this process, by key. `stopping`: the server is stopping, and polls must end."""
+
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self.stopping = False
@@ -21,7 +23,8 @@ class Polls:
 
     @contextmanager
     def one(self, key: str) -> Iterator[asyncio.Event]:
-        """A poll; the event is set when what it waits for may be there."""
+        """Register a poll under the key for the time of the block; yield the event that is set when the poll must look
+        again."""
         woken = asyncio.Event()
         self._waiting.setdefault(key, set()).add(woken)
         try:
@@ -32,19 +35,20 @@ class Polls:
                 del self._waiting[key]
 
     def wake(self, key: str) -> None:
-        """Wake the polls of a key; without one, all: notifications may have been lost."""
+        """Wake the polls of a key. An empty key wakes all polls: notifications may have been lost."""
         for one in [key] if key else self.keys:
             for woken in self._waiting.get(one, ()):
                 woken.set()
 
     def stop(self) -> None:
-        """End all polls: the server stops."""
+        """Wake all polls and set `stopping`, so that they end."""
         self.stopping = True
         self.wake("")
 
 
 async def woken_within(request: Request, woken: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event; return False after `seconds`, or if the client has gone meanwhile."""
+    """Wait up to `seconds` for the event; return False if it was not set in that time, or if the client has
+    disconnected."""
     waiting, gone = asyncio.ensure_future(woken.wait()), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,5 @@
-"""Rows of a tenant that have a name, know who changed them, and are marked when they are deleted."""
+"""Statements for tables whose rows belong to a tenant, have a name, record who changed them last, and are marked as
+deleted instead of being removed."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class RecordRow(Shape):
 
 @dataclass(frozen=True)
 class Records:
-    """The statements of one kind of record. `noun` names it in messages; the names in `table` are unique per tenant or
-    per record that they belong to, by an index."""
+    """The statements for one kind of record. `noun` names the kind in messages. Names in `table` are unique, by an
+    index, within the tenant or within the record that the rows belong to."""
 
     noun: str
     table: str
@@ -48,7 +49,8 @@ class Records:
         return _shown(row)
 
     async def insert(self, connection: Connection, tenant: str, given: Mapping[str, Any], by: str) -> Row:
-        """Insert a row of these columns, and return it. Raise Refused NAME_TAKEN."""
+        """Insert a row with the columns `given` (`name` among them) and return it. Raise Refused (NAME_TAKEN) if the
+        name is in use. `by`: the actor."""
         names, values = ", ".join(given), ", ".join(f"%({one})s" for one in given)
         sql = f"""
         INSERT INTO {self.table} (tenant_id, {names}, created_by, created_at, updated_by, updated_at)
@@ -57,7 +59,8 @@ class Records:
         return await self._stored(connection, sql, {**given, "tenant": tenant, "by": by}, given["name"])
 
     async def update(self, connection: Connection, known: Row, given: Mapping[str, Any], by: str) -> Row:
-        """Change these columns of a row that is locked, and return it. Raise Refused NAME_TAKEN."""
+        """Change the columns `given` of the row `known`, which the caller has locked, and return it. Raise Refused
+        (NAME_TAKEN) if the new name is in use."""
         sets = ", ".join(f"{one} = %({one})s" for one in given)
         sql = f"""
         UPDATE {self.table} SET {sets}, updated_by = %(by)s, updated_at = ecluse_now() WHERE id = %(id)s RETURNING *
@@ -75,7 +78,7 @@ class Records:
         return await self.update(connection, known, {**new, "version": version}, by)
 
     async def delete(self, connection: Connection, tenant: str, number: int, by: str) -> None:
-        """Mark a row as deleted. Raise NotFound if there is none."""
+        """Mark a row as deleted. Raise NotFound if the tenant has no such row or it is deleted already."""
         await self.show(connection, tenant, number, lock=True)
         sql = f"""
         UPDATE {self.table} SET deleted_at = ecluse_now(), updated_at = ecluse_now(), updated_by = %s WHERE id = %s

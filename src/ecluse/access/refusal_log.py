@@ -1,7 +1,8 @@
-"""Refusals in the audit trail: credentials that are not valid, by address, and requests that a key may not make.
+"""Refused requests in the audit trail: invalid credentials, by address, and requests that a key may not make.
 
-They are counted in memory and written once a second, one row per minute, actor and subject, and of at most MOST
-subjects per minute and kind: refusals cannot be used to fill the disk.
+Refusals are counted in memory and written once a second, as one row per minute, actor and subject. Each process writes
+at most MOST different rows per minute and kind, and counts all further refusals in one row, so that refused requests
+cannot fill the disk.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class AuditedRefusal(NamedTuple):
 
 
 class Refusals:
-    """The refusals of this process since the last write. `write_seconds`: how long they are gathered."""
+    """Counts the refusals of this process and writes them to the audit trail, `write_seconds` after the first one."""
 
     def __init__(self, pool: Pool, write_seconds: float = WRITE_SECONDS) -> None:
         self._pool, self._write_seconds = pool, write_seconds
@@ -54,11 +55,11 @@ class Refusals:
         self._writing: asyncio.Task[None] | None = None
 
     def invalid_credentials(self, address: str) -> None:
-        """Count a request whose key, or signature, is not valid."""
+        """Count a request whose key or signature is not valid, under the network of its address."""
         self._count(AuditedRefusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"))
 
     def forbidden(self, tenant: str, actor: str, subject: str, reason: str) -> None:
-        """Count a request that a key may not make."""
+        """Count a request that the actor's key may not make. The row keeps the reason of the first such request."""
         self._count(AuditedRefusal(tenant, actor, REFUSED, subject), reason)
 
     def _count(self, one: AuditedRefusal, reason: str | None = None) -> None:
@@ -87,13 +88,14 @@ class Refusals:
                 await connection.execute(WRITE, (as_json(rows),))
 
     async def settle(self) -> None:
-        """Wait for what is still to be written."""
+        """Wait until the refusals counted so far are written."""
         if self._writing is not None:
             await self._writing
 
 
 def network_of(address: str) -> str:
-    """Return the address; of an IPv6 address its network of 64 bits, which is what one host has at least."""
+    """Return an IPv4 address as it is, and of an IPv6 address its network of 64 bits, since one host has at least so
+    many. Text that is no address is returned, too, cut to 100 characters."""
     try:
         found = ip_address(address)
     except ValueError:  # a socket file, or no address at all

@@ -1,8 +1,8 @@
-"""Replace the sealing key: seal again what the old key has sealed, batch by batch. And seal the webhook URLs that
-earlier versions stored in plain text; of those only the origin stays readable.
+"""Encryption of stored secrets with a new key, and of webhook URLs that earlier versions stored in plain text; of those
+only the origin stays readable.
 
-Each batch is one transaction, and a sealed row is not touched again: after a crash the next call goes on. The column
-`updated_at` of a secret stays: it says when its value was changed.
+Work is done batch by batch. Each batch is one transaction, and an encrypted row is not touched again: after a crash the
+next call continues. The column `updated_at` of a secret is not changed: it says when its value was changed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RESEAL = "UPDATE secrets SET key_id = %s, nonce = %s, ciphertext = %s WHERE tena
 
 
 class Plain(NamedTuple):
-    """A column with URLs; `find` reads and locks rows (tenant, id, URL) that are not sealed, `hide` stores the
-    origin."""
+    """A column with webhook URLs. `find` selects and locks rows (tenant, id, URL) whose URL is in plain text, `hide`
+    stores the origin in its place, `secret` is the name of the secret that holds the URL."""
 
     find: str
     hide: str
@@ -65,7 +65,8 @@ SELECT max(run_id), (SELECT count(*) FROM hidden) FROM batch
 
 
 async def rotate(connection: Connection, secrets: Secrets) -> int:
-    """Seal every secret with the current key; return how many were sealed with another one."""
+    """Encrypt every secret with the current key; return the number of those that were encrypted with another one. Raise
+    SetUpError if a secret cannot be decrypted with the keys of `secrets`."""
     done = 0
     while True:
         async with connection.transaction():
@@ -81,8 +82,8 @@ async def rotate(connection: Connection, secrets: Secrets) -> int:
 
 
 async def seal_urls(connection: Connection, secrets: Secrets) -> Counter[str]:
-    """Seal the webhook URLs that are stored in plain text, then hide them in the log of deliveries; return how many
-    were."""
+    """Encrypt the webhook URLs that are stored in plain text, then replace URLs in the log of deliveries by their
+    origin; return the number of each."""
     done: Counter[str] = Counter()
     for plain in PLAIN:
         while rows := await _seal_some(connection, secrets, plain):

@@ -1,6 +1,6 @@
 """Secrets at rest: AES-GCM, bound to tenant and name, so that a ciphertext moved to another row cannot be decrypted.
 
-The key comes from the environment or a file, never from the database. Each row stores the id of the key it was sealed
+The key comes from the environment or a file, never from the database. Each row stores the id of the key it is encrypted
 with: a process without that key refuses to start instead of failing at the first use.
 """
 
@@ -39,7 +39,8 @@ ON CONFLICT (tenant_id, name) DO UPDATE SET key_id = excluded.key_id, nonce = ex
 
 
 class Secrets:
-    """Sealed secrets. `key` seals and opens; `old` opens as well, while the key is being replaced."""
+    """Stores secrets of tenants encrypted. `key` encrypts and decrypts; `old` only decrypts, while the key is being
+    replaced."""
 
     def __init__(self, key: bytes, old: bytes | None = None) -> None:
         self._ciphers = {_id_of(one): AESGCM(one) for one in (key, old) if one is not None}
@@ -54,22 +55,25 @@ class Secrets:
         await connection.execute(PUT, (tenant, name, *self.sealed(tenant, name, value)))
 
     async def get(self, connection: Connection, tenant: str, name: str) -> str:
+        """Return the value of a secret; raise NotFound if the tenant has no such secret."""
         row = await fetch_row(connection, GET, (tenant, name))
         if row is None:
             raise NotFound(f"Tenant {tenant} has no secret {name!r}.")
         return self.opened(tenant, name, *row)
 
     async def get_all(self, connection: Connection, tenant: str, names: Sequence[str]) -> dict[str, str]:
-        """Return those of these secrets that there are, by name."""
+        """Return the values of the tenant's secrets with these names, by name. Names without a secret are left out."""
         rows = await fetch_rows(connection, GET_ALL, (tenant, list(names)))
         return {name: self.opened(tenant, name, *sealed) for name, *sealed in rows}
 
     def sealed(self, tenant: str, name: str, value: str) -> tuple[str, bytes, bytes]:
-        """Return the id of the key, the nonce and the ciphertext."""
+        """Encrypt a value for this tenant and name; return the id of the key, the nonce and the ciphertext."""
         nonce = os.urandom(NONCE_BYTES)
         return self.key_id, nonce, self._ciphers[self.key_id].encrypt(nonce, value.encode(), _bound_to(tenant, name))
 
     def opened(self, tenant: str, name: str, key_id: str, nonce: bytes, ciphertext: bytes) -> str:
+        """Decrypt a value. Raise SetUpError if this process lacks its key, or if it was encrypted for another tenant or
+        name."""
         check_fits(self, [key_id])
         try:
             return self._ciphers[key_id].decrypt(nonce, ciphertext, _bound_to(tenant, name)).decode()
@@ -90,8 +94,8 @@ async def names(connection: Connection, tenant: str) -> list[str]:
 
 
 def check_fits(secrets: Secrets | None, stored: Iterable[str]) -> None:
-    """Raise SetUpError if stored secrets were encrypted with another key than the one here, or there is no key here.
-    `stored`: the ids of the keys they were encrypted with."""
+    """Raise SetUpError if this process lacks a key that stored secrets are encrypted with. `stored`: the ids of those
+    keys; `secrets` None: this process has no key."""
     if secrets is None and (others := sorted(stored)):
         raise SetUpError(
             f"The stored secrets are encrypted with key {', '.join(others)}, but this server has no key: set "
@@ -126,8 +130,8 @@ def key_file(path: Path) -> bytes:
 
 
 def made_once(path: Path) -> bytes:
-    """Return the key in this file; create it if it is missing. Replicas that start together get the same key: the file
-    appears complete or not at all."""
+    """Return the key in this file; if the file is missing, create it with a new key. Replicas that start together get
+    the same key: the file appears complete or not at all. Raise SetUpError if it cannot be created or read."""
     if not path.exists():
         try:
             _make(path)
@@ -141,7 +145,7 @@ def _make(path: Path) -> None:
     with os.fdopen(handle, "w") as file:
         file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
         file.flush()
-        os.fsync(handle)  # before the key is used: secrets sealed with a lost key would be lost, too
+        os.fsync(handle)  # before the key is used: secrets encrypted with a lost key would be lost, too
     with suppress(FileExistsError):
         os.link(new, path)
     Path(new).unlink()

@@ -46,8 +46,8 @@ F = TypeVar("F", bound=Function)
 
 class Noun(NamedTuple):
     """Annotation of a path parameter with the kind of record that it names: `Annotated[int, Noun("run")]` is an id, and
-    text that is not an id is answered with 404. `find(look, text)` returns the value of other names, or refuses
-    them."""
+    text that is not an id is answered with 404. `find(look, text)`, for records with other names, returns the value for
+    the text or raises."""
 
     name: str
     find: Callable[[Look, str], Awaitable[Any]] | None = None
@@ -55,7 +55,7 @@ class Noun(NamedTuple):
 
 @dataclass(frozen=True)
 class CallerRequest:
-    """The request of a caller, before the database is asked."""
+    """The request of an authenticated caller, without a database connection."""
 
     request: Request
 
@@ -87,16 +87,17 @@ class CallerRequest:
 
 @dataclass(frozen=True)
 class Look(CallerRequest):
-    """A read by a caller."""
+    """The context of a read: the request of a caller, and a connection to read with."""
 
     connection: Connection
 
 
 @dataclass(frozen=True)
 class Act(Look):
-    """The context of an operation: as of a read, and the answer to give. It runs in one transaction."""
+    """The context of an operation: a request, a connection in a transaction, and the answer to be given."""
 
-    answer: dict[str, Any]  # `status`, and `once`: fields of the answer that are not kept for a repetition
+    # `status`, `recorded` (in the audit trail), and `once`: fields of the answer that are not stored for a repetition
+    answer: dict[str, Any]
     before: Any = None  # what the operation's `before` returned
 
     def answers(self, status: int, **once: Any) -> None:
@@ -109,11 +110,13 @@ class Act(Look):
         self.answer["recorded"] = False
 
     def charge(self, cost: int) -> None:
-        """Count what this operation costs beyond an ordinary one; raise Refused if the caller's limit is used up."""
+        """Charge `cost` to the caller's limits, in addition to that of an ordinary request; raise Refused if one is
+        used up."""
         self.state.limits.charge(self.caller, cost)
 
     async def require_room(self, name: str) -> None:
-        """Raise Refused if the tenant has as many of these as allowed; `name` is in `limits.COUNTED`."""
+        """Raise Refused if the tenant has as many records of this kind (`name` in `limits.COUNTED`) as allowed. Locks
+        the tenant until the end of the transaction."""
         await self.state.limits.require_room(self.connection, self.tenant, name)
 
     def answered(self, row: Row, after: Function | None) -> Answer:
@@ -126,7 +129,7 @@ class Act(Look):
 
 
 class Declared(NamedTuple):
-    """A declared operation, as the forms of the pages need it."""
+    """A declared operation, with what the forms of the pages need of it."""
 
     function: Function
     path: str
@@ -137,7 +140,7 @@ class Declared(NamedTuple):
 
 
 class Surface:
-    """The declared routes of one part of the API. `area`: a new area of permissions that it brings, `{area}.read` and
+    """The declared routes of one part of the API. `area`: a new area of permissions for it, `{area}.read` and
     `{area}.write`."""
 
     def __init__(self, tag: str, *, area: str | None = None) -> None:
@@ -303,7 +306,7 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
 
 
 def _parameters(function: Function) -> Parameters:
-    """Return the parameters of a function without its first one; those in the path are given as text."""
+    """Return the parameters of a function except the first. Those that name a record (Noun) get the type of text."""
     hints = get_type_hints(function, include_extras=True)
     given = list(inspect.signature(function).parameters.values())[1:]
     found = [_parameter(one.name, hints[one.name], one.default) for one in given]
@@ -319,7 +322,8 @@ def _nouns(parameters: Parameters) -> dict[str, Noun]:
 
 
 async def _found(look: Look, nouns: Mapping[str, Noun], given: Mapping[str, Any]) -> Row:
-    """Return the given parameters, with those of the path converted to the value that they name."""
+    """Return the given parameters, with the text of those in `nouns` replaced by the id or value that it names. Raise
+    NotFound if the text is not an id."""
     found = dict(given)
     for name, noun in nouns.items():
         found[name] = number(noun.name, given[name]) if noun.find is None else await noun.find(look, given[name])

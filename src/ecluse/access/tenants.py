@@ -13,7 +13,8 @@ DEFAULT = "default"  # always exists; its administrators administer all tenants
 
 
 async def create(connection: Connection, tenant: str, name: str | None = None) -> bool:
-    """Create the tenant; return False if it exists already."""
+    """Create the tenant; return False if it exists already. Raise InvalidInput if its id is not valid. `name` (default:
+    the id) is cut to LONGEST_NAME characters."""
     if not TENANT.fullmatch(tenant):
         raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant!r}")
     cursor = await connection.execute(
@@ -24,7 +25,8 @@ async def create(connection: Connection, tenant: str, name: str | None = None) -
 
 
 async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> bool:
-    """Disable or enable the tenant; return False if it was in that state already."""
+    """Disable or enable the tenant; return False if it was in that state already. Raise NotFound if there is no such
+    tenant."""
     await require(connection, tenant)
     cursor = await connection.execute(
         "UPDATE tenants SET disabled_at = CASE WHEN %(disabled)s THEN ecluse_now() END"
@@ -35,6 +37,7 @@ async def set_disabled(connection: Connection, tenant: str, disabled: bool) -> b
 
 
 async def is_disabled(connection: Connection, tenant: str) -> bool:
+    """Return whether the tenant is disabled; raise NotFound if there is no such tenant."""
     known = await fetch_row(connection, "SELECT disabled_at IS NOT NULL FROM tenants WHERE id = %s", (tenant,))
     if known is None:
         raise NotFound(f"There is no tenant {tenant!r}. Create it with `ecluse tenants create {tenant}`.")
@@ -42,5 +45,6 @@ async def is_disabled(connection: Connection, tenant: str) -> bool:
 
 
 async def require(connection: Connection, tenant: str, *, enabled: bool = False) -> None:
+    """Raise NotFound if there is no such tenant; with `enabled`, raise InvalidInput if it is disabled."""
     if await is_disabled(connection, tenant) and enabled:
         raise InvalidInput(f"Tenant {tenant!r} is disabled. Enable it first: `ecluse tenants enable {tenant}`.")

@@ -1,5 +1,6 @@
-"""The turns of clients: requests are begun a few per pass of the loop, each client in turn. Of two thousand requests
-that arrive together all would otherwise be begun in one pass, for which everything else on the loop waits."""
+"""Turns of clients: at most AT_ONCE requests are started per pass of the event loop, clients taking turns. Otherwise
+two thousand requests that arrive together would all be started in one pass, and everything else on the loop would wait
+for it."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-AT_ONCE = 4  # per pass: begun, a request holds the loop for about a millisecond
+AT_ONCE = 4  # per pass: a request that is started holds the loop for about a millisecond
 
 
 class Turns:
-    """Begins requests at once, unless more arrive in a pass than AT_ONCE: the others wait in a line per client, and the
-    lines take turns."""
+    """Starts requests at once, up to AT_ONCE per pass of the event loop. The others wait in one queue per client, and
+    the queues take turns."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Callable[[], None]]] = {}  # the next one first
@@ -20,6 +21,7 @@ class Turns:
         self._passes = False  # the next pass is scheduled
 
     def put(self, client: str, begin: Callable[[], None]) -> None:
+        """Call `begin` now, or later, when it is the turn of this client's queue."""
         if self._lines or self._begun >= AT_ONCE:
             self._lines.setdefault(client, deque()).append(begin)
         else:

@@ -63,7 +63,7 @@ class Body(BaseModel):
 
 
 class CamelBody(Body):
-    """Base of bodies whose fields are spelled in camelCase, and not otherwise."""
+    """Base of bodies whose fields are accepted in camelCase only."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -142,7 +142,8 @@ class SlotRow(Shape):
 
 
 def number(noun: str, text: str) -> int:
-    """Parse an id from a path; raise NotFound for text that cannot be an id, as for an id that does not exist."""
+    """Return the id in a path parameter. Raise NotFound for text that cannot be an id, as for an id that does not
+    exist; `noun` names the record in the message."""
     if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= LARGEST_ID:
         return int(text)
     raise NotFound(f"There is no {noun} {storable(text, 50)}.")
@@ -165,6 +166,7 @@ register_url_convertor("text", TextConvertor())
 
 
 def with_ids_as_text(rows: Sequence[Row]) -> Sequence[Row]:
+    """Convert the ids in the rows (`id`, `redrive_of`, `…_id`) to strings, in place, and return the rows."""
     for row in rows:
         for name, value in row.items():
             if isinstance(value, int) and (name in ("id", "redrive_of") or name.endswith("_id")):
@@ -183,7 +185,8 @@ def kit_of(request: Request) -> Kit:
 
 
 def reads_of(request: Request) -> Reads:
-    """Return the reads of the caller's tenant; callers without a key have one share together."""
+    """Return the reads of the caller's tenant, which are limited to its share. Requests without a key have one share
+    together."""
     reads: Reads = request.app.state.reads
     caller = getattr(request.state, "caller", None)
     return reads.of("" if caller is None else caller.tenant)
