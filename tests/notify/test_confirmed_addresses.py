@@ -62,7 +62,7 @@ async def test_a_link_expires_and_another_one_is_sent_on_request_but_not_within_
         await asked(world, TO)
         await world.settled(1)
         async with world.kit.pool.connection() as connection:
-            with pytest.raises(Conflict, match="can be asked again at") as refused:
+            with pytest.raises(Conflict, match="another one can be sent at") as refused:
                 await confirmation_requests.ask_again(connection, "default", TO)
             assert refused.value.code == "ASKED_ALREADY"
             with pytest.raises(Conflict, match="addresses confirm"):

@@ -1,5 +1,5 @@
-"""Ask mail addresses for a confirmation: by a delivery of its own, once when the address is first named, and again on
-request, at most once in AGAIN_AFTER."""
+"""Requests to confirm a mail address: a delivery with a link, created when a tenant first names the address, and again
+on request, at most once in AGAIN_AFTER."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ SHOW = "SELECT * FROM mail_address_list WHERE tenant_id = %s AND address = lower
 
 
 async def ask(connection: Connection, tenant: str, addresses: Sequence[str]) -> bool:
-    """Ask those of the addresses that are new to the tenant, in the caller's transaction; return whether there are
-    any."""
+    """Request a confirmation from each address that is new to the tenant, in the caller's transaction; return False if
+    none is new."""
     new = await fetch_all(connection, dict, ADD, (tenant, list(addresses))) if addresses else []
     await _send(connection, tenant, new)
     return bool(new)
 
 
 async def ask_again(connection: Connection, tenant: str, address: str) -> tuple[Row, bool]:
-    """Ask an address, new or known; return its row, and whether it is asked: one that is confirmed is not. Raises
-    Conflict if it was asked a short while ago."""
+    """Request a confirmation from an address, new or known, in the caller's transaction; its former link becomes
+    invalid. Return its row, and False if nothing was requested because it is confirmed. Raise Conflict if the last
+    request was less than AGAIN_AFTER ago."""
     asked = await ask(connection, tenant, [address])
     if not asked and (again := await fetch_all(connection, dict, AGAIN, (tenant, address, AGAIN_AFTER))):
         await _send(connection, tenant, again)
@@ -48,12 +49,13 @@ async def ask_again(connection: Connection, tenant: str, address: str) -> tuple[
     if not asked and row["confirmed_at"] is None:
         when = (row["asked_at"] + AGAIN_AFTER).isoformat(timespec="seconds")
         raise Conflict(
-            f"{row['address']} was sent a link already; it can be asked again at {when}.", code="ASKED_ALREADY"
+            f"{row['address']} was sent a link already; another one can be sent at {when}.", code="ASKED_ALREADY"
         )
     return row, asked
 
 
 async def _send(connection: Connection, tenant: str, asked: Sequence[Row]) -> None:
+    """Create the deliveries with the links for these rows of `mail_addresses`."""
     for row in asked:
         name = hashlib.sha256(row["address"].encode()).hexdigest()[:16]
         key = f"confirm-{name}-{int(row['asked_at'].timestamp() * 1000)}"

@@ -1,5 +1,6 @@
-"""Confirmation of mail addresses: a mail address gets a link first, and no other mail before a person has followed it
-and confirmed. The token of the link is in that mail only; its hash is stored. It is good once, for LINK_LASTS."""
+"""Tokens that confirm mail addresses. An address is first sent a link with a token, and gets no other mail before a
+person has followed the link and confirmed. Only the hash of a token is stored; a token is valid once, for
+LINK_LASTS."""
 
 from __future__ import annotations
 
@@ -29,24 +30,28 @@ WHERE token_hash = %s AND expires_at > ecluse_now() AND confirmed_at IS NULL RET
 
 
 class PendingConfirmation(NamedTuple):
+    """A mail address that is to be confirmed, and the tenant that named it."""
+
     tenant_id: str
     address: str
 
 
 async def issue(connection: Connection, tenant: str, address: str) -> str | None:
-    """Return a new token for the address, which replaces the one before; None if the address is confirmed already."""
+    """Create a token for the address, in place of its former one, and return it; None if the address is unknown or
+    confirmed already."""
     token = secrets.token_urlsafe(32)
     issued = await connection.execute(ISSUE, (_hashed(token), LINK_LASTS, tenant, address))
     return token if issued.rowcount else None
 
 
 async def find(connection: Connection, token: str) -> PendingConfirmation | None:
-    """Return what the token asks for; None if it is unknown, was used or has expired."""
+    """Return the address that the token was sent to; None if the token is unknown, was used or has expired."""
     return await fetch_one(connection, PendingConfirmation, FIND, (_hashed(token),))
 
 
 async def confirm(connection: Connection, token: str) -> PendingConfirmation | None:
-    """Confirm the address that the token was sent to; None if the token is unknown, was used or has expired."""
+    """Confirm the address that the token was sent to and return it; None if the token is unknown, was used or has
+    expired."""
     return await fetch_one(connection, PendingConfirmation, CONFIRM, (_hashed(token),))
 
 

@@ -55,9 +55,9 @@ FROM deliveries WHERE run_id = %s AND tenant_id = %s
 
 @dataclass(frozen=True)
 class Recipient:
-    """A recipient of a delivery: `to` is a mail address or the origin of a URL; `endpoint_id` None: named by a
-    schedule, whose URL is sealed as `url_name`. `secret_name` is the name of a sealed secret: the one that signs a
-    webhook, or the routing key of PagerDuty."""
+    """A recipient of a delivery. `to`: a mail address or the origin of a URL; `endpoint_id` None: a schedule names the
+    recipient, and its URL is stored encrypted under `url_name`; `secret_name`: the name of an encrypted secret, which
+    signs a webhook or is the routing key of PagerDuty."""
 
     kind: Kind
     to: str
@@ -67,9 +67,10 @@ class Recipient:
 
 
 async def dispatch(pool: Pool, events: Sequence[PublishedEvent]) -> None:
-    """Create the deliveries of published events. A sink of the publisher: if a batch fails, the error is raised and the
-    publisher offers its events one by one. A single event that fails while the database is available is logged and
-    dropped: later events would wait for it forever."""
+    """Create the deliveries of published events, as a sink of the publisher. If a batch fails, the error is raised, and
+    the publisher offers the events one by one. A single event that fails while the database is available is logged and
+    dropped: later events would wait for it forever. Events of deliveries, and of runs that ended with their parent, are
+    skipped."""
     wanted_events = [
         event for event in events if not event.event_type.startswith(OURS) and not _ended_with_parent(event)
     ]
@@ -98,7 +99,8 @@ async def notify(connection: Connection, recipients: Sequence[Recipient], about:
 
 
 async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Started]:
-    """Send a test message to this endpoint only; one delivery per address of a mail endpoint."""
+    """Create the delivery of a test message to this endpoint only, one per address of a mail endpoint; return their
+    runs."""
     now = await fetch_value(connection, "SELECT ecluse_now()")
     key, payload = f"{PING}-{endpoint['id']}-{uuid.uuid4()}", {"endpoint_id": str(endpoint["id"])}
     event = Event(tenant, key, PING, f"endpoint:{endpoint['id']}", payload, correlation_id=key)
@@ -106,14 +108,17 @@ async def ping(connection: Connection, tenant: str, endpoint: Row) -> list[Start
 
 
 async def redeliver(connection: Connection, tenant: str, run_id: int) -> Started:
-    """Deliver the message of an earlier delivery again, to the current URL of its endpoint. Deduplicated if
-    the earlier delivery is still pending. Raises NotFound if the tenant has no delivery with this run, and Conflict for
-    a request to confirm an address, which is not for repeating."""
+    """Deliver the message of an earlier delivery again, to the current URL of its endpoint; return the new run, or the
+    run of the earlier delivery if that is still pending (deduplicated). Raise NotFound if the tenant has no such
+    delivery, Conflict if it is a request to confirm an address, which is not repeated."""
     delivery = await fetch_one(connection, NewDelivery, AGAIN, (run_id, tenant))
     if delivery is None:
         raise NotFound(f"There is no delivery {run_id}.")
     if delivery.event_type == CONFIRM:
-        raise Conflict(f"Ask for a new link instead: `ecluse notifications addresses confirm {delivery.recipient}`.")
+        raise Conflict(
+            "A request to confirm an address is not repeated. Send a new link: "
+            f"`ecluse notifications addresses confirm {delivery.recipient}`."
+        )
     if delivery.endpoint_id is not None and delivery.kind != "mail":
         endpoint = await endpoints.show(connection, tenant, delivery.endpoint_id)
         delivery = replace(delivery, recipient=endpoint["url"])
@@ -155,7 +160,7 @@ async def deliver(
 
 
 def _key(delivery: NewDelivery) -> str:
-    """Return the event key of the delivery's run."""
+    """Return the event key of the delivery's run, which deduplicates by recipient and event."""
     which = (delivery.event_key, delivery.event_type, delivery.about_run)
     return run_key(delivery.endpoint_id, delivery.recipient, delivery.kind, *which)
 

@@ -49,7 +49,7 @@ def old_secret_name(endpoint_id: int) -> str:
 
 
 def url_name(endpoint_id: int) -> str:
-    """Return the name under which the URL of an endpoint is sealed; its row has the origin only."""
+    """Return the name under which the URL of an endpoint is stored encrypted; its row has the origin only."""
     return f"webhook:{endpoint_id}:url"
 
 
@@ -64,8 +64,8 @@ async def create(
     description: str | None = None,
     is_active: bool = True,
 ) -> Row:
-    """Create an endpoint and return its row: a mail endpoint has addresses, every other kind a URL, which the caller
-    seals (`url_name`)."""
+    """Create an endpoint and return its row. A mail endpoint has addresses, every other kind a URL; the row has only
+    the origin of the URL, and the caller must store the URL encrypted (`url_name`)."""
     given = {
         "tenant": tenant,
         "kind": kind,
@@ -80,15 +80,16 @@ async def create(
 
 
 async def show(connection: Connection, tenant: str, endpoint_id: int, *, lock: bool = False) -> Row:
-    """Return the row of an endpoint; raise NotFound if there is none. `lock`: keep it locked until the end of the
-    transaction."""
+    """Return the row of an endpoint; raise NotFound if the tenant has no such endpoint. `lock`: lock it until the end
+    of the transaction."""
     statement = SHOW + (" FOR NO KEY UPDATE" if lock else "")
     return await _the_one(connection, statement, {"tenant": tenant, "endpoint": endpoint_id})
 
 
 async def update(connection: Connection, tenant: str, endpoint_id: int, changes: Mapping[str, Any]) -> Row:
-    """Change the given columns; a new URL is sealed by the caller. A change of `is_active` clears `disabled_reason`:
-    the caller has dealt with it."""
+    """Change the given columns of an endpoint and return its row; raise NotFound if the tenant has no such endpoint. Of
+    a new URL only the origin is stored: the caller must store the URL encrypted. A given `is_active` clears
+    `disabled_reason`."""
     if "url" in changes:
         changes = {**changes, "url": origin_of(changes["url"])}
     sets = ", ".join(f"{name} = %({name})s" for name in CHANGEABLE if name in changes) or "kind = kind"
@@ -97,7 +98,8 @@ async def update(connection: Connection, tenant: str, endpoint_id: int, changes:
 
 
 async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
-    """Delete an endpoint. Its pending deliveries are not sent any more; past ones stay in the log."""
+    """Delete an endpoint; raise NotFound if the tenant has no such endpoint. Its pending deliveries are not sent; past
+    ones stay in the log."""
     cursor = await connection.execute(
         "DELETE FROM notification_endpoints WHERE tenant_id = %s AND id = %s", (tenant, endpoint_id)
     )
@@ -106,7 +108,7 @@ async def delete(connection: Connection, tenant: str, endpoint_id: int) -> None:
 
 
 async def switch_off(connection: Connection, tenant: str, endpoint_id: int, why: str) -> None:
-    """Disable an endpoint, with the reason, if it is enabled."""
+    """Disable an endpoint and store the reason; nothing happens if it is disabled already."""
     await connection.execute(GONE, (why, tenant, endpoint_id))
 
 

@@ -57,8 +57,8 @@ BRIEF = tuple(
 
 
 async def begin(connection: Connection, runs: Sequence[Run]) -> None:
-    """Open the stage of each new run and dispatch its one item. The kind of recipient decides the stage; recipients of
-    a schedule have stages with fewer retries."""
+    """Open the stage of each new run with its one item. The kind of recipient decides the stage; recipients of a
+    schedule have stages with fewer retries."""
     for stage in FLOW.stages:
         if mine := [run for run in runs if stage.name == _stage(run)]:
             await open_stage(connection, stage, [(run, [_message(run.input["to"])]) for run in mine], select=True)

@@ -17,7 +17,8 @@ FROM delivery_list d WHERE d.tenant_id = %s AND d.id = %s
 
 
 async def show_delivery(connection: Connection, tenant: str, run_id: int) -> Row:
-    """Return one delivery with its message, every failed attempt, and the final answer."""
+    """Return one delivery with its message, every failed attempt, and the receiver's answer; raise NotFound if the
+    tenant has no such delivery."""
     row = await fetch_one(connection, dict, SHOW, (tenant, run_id))
     if row is None:
         raise NotFound(f"There is no delivery {run_id}.")

@@ -52,7 +52,7 @@ SENT = "UPDATE deliveries SET sent_at = ecluse_now() WHERE run_id = %s"
 
 
 class Uncertain(PermanentError):
-    """The mail may have been sent, so it is not sent again."""
+    """The mail may have been sent, so it is not retried."""
 
     code = "MAY_HAVE_BEEN_SENT"
 
@@ -63,7 +63,8 @@ class Uncertain(PermanentError):
 
 
 async def send(context: WorkContext, item: Item) -> Result:
-    """Send the mail of a delivery. The work of the stage `mail`."""
+    """Send the mail of a delivery: the work of the stage `mail`. A mail that may have been sent before raises Uncertain
+    and is not sent again."""
     own: Resources = context.vendors
     smtp = own.setup.smtp
     if smtp is None:
@@ -92,7 +93,8 @@ async def send(context: WorkContext, item: Item) -> Result:
 async def _request_to_confirm(
     connection: Connection, setup: Setup, smtp: Smtp, delivery: Delivery, now: datetime
 ) -> EmailMessage | None:
-    """Return the mail with the link that confirms its recipient; None if that is confirmed already."""
+    """Return the mail with the link that confirms its recipient; None if the recipient is confirmed already. Raise
+    TransientError if ECLUSE_PUBLIC_URL, which the link needs, is not set."""
     if setup.public_url is None:
         raise TransientError("Addresses are confirmed by a link: set ECLUSE_PUBLIC_URL", code="MAIL_NOT_CONFIGURED")
     token = await confirmation_tokens.issue(connection, delivery.tenant_id, delivery.recipient)
@@ -103,9 +105,10 @@ async def _request_to_confirm(
 
 
 async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessage, per_day: int) -> str:
-    """Send the mail to the server, and return the server's answer when it accepted it. `sending_at` of the delivery is
-    set before the text is sent, `sent_at` after it was accepted. Raises Uncertain if it cannot be known whether the
-    mail was sent, and TransientError if `per_day` mails were sent for the tenant today."""
+    """Send the mail to the server, and return the server's answer when it accepted the mail. `sending_at` of the
+    delivery is set before the text is sent, `sent_at` after it was accepted. Raise NotSentError if it could not be
+    handed over, PermanentError or TransientError if the server refuses it, Uncertain if it cannot be known whether it
+    was sent, and TransientError if `per_day` mails were sent for the tenant today."""
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -180,7 +183,8 @@ def _failure(subject: str, error: Exception) -> str:
 
 
 async def _begin(pool: Pool, delivery: Delivery, per_day: int) -> None:
-    """Count the mail and mark it as handed over, in one transaction."""
+    """Count the mail for its tenant and set `sending_at` of the delivery, in one transaction. Raise TransientError if
+    `per_day` mails were sent for the tenant today, Uncertain if another worker has begun to send it."""
     async with pool.connection() as connection, connection.transaction():
         counted = await connection.execute(COUNT, {"tenant": delivery.tenant_id, "most": per_day})
         if not counted.rowcount:
@@ -191,6 +195,6 @@ async def _begin(pool: Pool, delivery: Delivery, per_day: int) -> None:
 
 
 async def _did(pool: Pool, statement: str, delivery: Delivery) -> bool:
-    """Execute a statement about the delivery's row; return True if it changed the row."""
+    """Execute a statement about the delivery's row, in a transaction of its own; return True if it changed the row."""
     async with pool.connection() as connection:
         return bool((await connection.execute(statement, (delivery.run_id,))).rowcount)

@@ -45,8 +45,8 @@ class Fact(NamedTuple):
 def compose(
     delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
 ) -> EmailMessage:
-    """Return the mail about an event and, if there is one, its run; `public_url` is the address of the pages, for a
-    link."""
+    """Return the mail about an event and, if there is one, its run. `public_url`: the address of the pages, for a link
+    to the run; None: no link."""
     if run is None:
         subject = delivery.event_type
         data = masked_value(delivery.message["data"])
@@ -77,7 +77,7 @@ def request_to_confirm(delivery: Delivery, link: str, *, sender: str, at: dateti
     rows = [
         Fact("tenant", delivery.tenant_id, free=True),
         Fact("to confirm it", link, link=True),
-        Fact("good for", f"{LINK_LASTS.days} days, once"),
+        Fact("valid for", f"{LINK_LASTS.days} days, once"),
         Fact("otherwise", "ignore this mail: nothing else is sent to this address"),
     ]
     title = "This address was named as a recipient of notifications. They are sent once it is confirmed."
@@ -123,7 +123,7 @@ def _page(title: str, rows: Sequence[Fact]) -> str:
 
 
 def _one_line(value: Any) -> str:
-    """Return a value as one line for the mail, secrets hidden."""
+    """Return a value as one line of at most LONGEST_TEXT characters, with secrets hidden."""
     return storable(masked(" ".join(str(value).split())), LONGEST_TEXT)
 
 

@@ -53,6 +53,6 @@ def _severity(event_type: str, given: Any) -> str:
 
 
 def _escaped(value: Any) -> str:
-    """Return a value as one line in which Slack finds no link, mention or entity."""
+    """Return a value as one line, cut to LONGEST_LINE characters, in which Slack finds no link, mention or entity."""
     line = storable(" ".join(str(value).split()), LONGEST_LINE)
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

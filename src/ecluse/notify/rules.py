@@ -42,9 +42,9 @@ LONGEST_RETRY_AFTER = 15 * 60  # seconds: the longest Retry-After that the engin
 def run_key(
     endpoint_id: int | None, recipient: str, kind: Kind, event_key: str, event_type: str, about: int | None
 ) -> str:
-    """Return the run key of a delivery, which deduplicates by recipient and event. A webhook endpoint stays the same
-    recipient when its URL changes. A mail address gets one mail per run and event, however many endpoints have it, and
-    all events that tell the end of a run are one."""
+    """Return the event key of a delivery's run, which deduplicates by recipient and event. A webhook endpoint stays the
+    same recipient when its URL changes. A mail address gets one mail per run and event, however many endpoints have it,
+    and the events about the end of a run count as one."""
     if kind == "mail":
         who = f"mail-{_digest(recipient.lower())[:16]}"
         what = event_key if about is None else f"run:{about}:{'ended' if ENDS.search(event_type) else event_type}"
@@ -83,7 +83,8 @@ def patience(asked: float | None, executions: int) -> float | None:
 
 
 def about_run(aggregate: str, payload: Mapping[str, Any]) -> int | None:
-    """Return the id of the run that an event is about, if any."""
+    """Return the id of the run that an event is about, from its payload or its aggregate; None if it is about no
+    run."""
     named = payload.get("run_id") or aggregate.removeprefix("run:")
     return int(named) if isinstance(named, str) and re.fullmatch(r"[1-9]\d{0,17}", named) else None
 
@@ -103,7 +104,7 @@ MailAddress = Annotated[str, StringConstraints(max_length=LONGEST_ADDRESS), Afte
 
 
 def why_refused(url: str, guard: GuardedHttp) -> str | None:
-    """Return why this URL cannot be that of an endpoint, for the user who entered it; None if it can."""
+    """Return the reason, for the user who entered it, why this URL cannot be that of an endpoint; None if it can."""
     if url.endswith(ORIGIN_ENDS):
         return ONLY_SHOWN
     return guard.refuse_reason(url)

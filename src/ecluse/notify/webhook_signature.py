@@ -1,5 +1,5 @@
-"""Signatures of webhooks (Standard Webhooks), the secrets used for them, and the names under which those are stored
-encrypted."""
+"""Signatures of webhooks (Standard Webhooks), their signing secrets, and the names under which secrets and URLs are
+stored encrypted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def schedule_webhook_secret_name(schedule_id: int) -> str:
 
 
 def schedule_url_name(schedule_id: int) -> str:
-    """Return the name under which the URL of a schedule's own webhook is sealed."""
+    """Return the name under which the URL of a schedule's own webhook is stored encrypted."""
     return f"schedule:{schedule_id}:webhook:url"
 
 
 def old_name(secret_name: str) -> str:
-    """Return the name under which the replaced secret is stored encrypted."""
+    """Return the name under which the predecessor of a replaced secret is stored encrypted. `secret_name`: that of the
+    current one."""
     return f"{secret_name}:old"
 
 

@@ -159,8 +159,9 @@ async def load(connection: Connection, run_id: int) -> Delivery:
 
 
 async def post(context: WorkContext, item: Item) -> Result:
-    """Post the message of a delivery to its URL. The work of the stage `webhook`. Any refusal is retried, except 410
-    Gone, which disables the endpoint."""
+    """Post the message of a delivery to its URL: the work of the stage `webhook`. Any refusal is retried, except 410
+    Gone, which disables the endpoint. An event of a PagerDuty incident is not sent after a later one, and waits for an
+    earlier one that is being sent."""
     own: Resources = context.vendors
     async with own.pool.connection() as connection:
         delivery = await load(connection, item.run_id)
@@ -190,7 +191,7 @@ async def post(context: WorkContext, item: Item) -> Result:
 
 
 def _body(delivery: Delivery, keys: Sequence[str]) -> bytes:
-    """Return what is posted, in the format of the receiver."""
+    """Return the body to post, in the format of the receiver."""
     if delivery.kind == "slack":
         return to_json(posts.slack(delivery.message))
     if delivery.kind == "pagerduty":
@@ -200,19 +201,22 @@ def _body(delivery: Delivery, keys: Sequence[str]) -> bytes:
 
 
 async def _opened(connection: Connection, read: ReadSecret | None, delivery: Delivery) -> tuple[str, list[str]]:
-    """Return the URL of the delivery and its secrets: its own and, while it is being rotated, the previous one; none if
-    the recipient has none."""
+    """Return the decrypted URL of the delivery and its secrets: the current one and, while it is being rotated, the
+    previous one; [] if the recipient has none. Raise TransientError if this server has no key to decrypt with,
+    PermanentError if URL or secret was deleted."""
     names = [delivery.secret_name] if delivery.secret_name is not None else []
     names += [old_name(names[0])] if names and delivery.rotating else []
-    sealed = delivery.url_name if delivery.recipient.endswith(ORIGIN_ENDS) else None  # None: stored before URLs were
+    sealed = (
+        delivery.url_name if delivery.recipient.endswith(ORIGIN_ENDS) else None
+    )  # None: an earlier version stored the URL as it is
     if sealed is None and not names:
         return delivery.recipient, []
     if read is None:
         raise TransientError(
-            "There is no key to open its URL and secret with: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
+            "This server has no key to decrypt its URL and secret: set ECLUSE_SECRET_KEY", code="NO_SECRET_KEY"
         )
     try:
         url = delivery.recipient if sealed is None else await read(connection, delivery.tenant_id, sealed)
         return url, [await read(connection, delivery.tenant_id, name) for name in names]
     except NotFound as error:  # deleted with its endpoint or schedule
-        raise PermanentError("Its URL or secret is gone: it is not sent", code="NO_SECRET") from error
+        raise PermanentError("Its URL or secret was deleted: it is not sent", code="NO_SECRET") from error
