@@ -51,7 +51,7 @@ class App:
 
 
 async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
-    """Return the app of this tenant, created if there is none. Row and secret are written in one commit."""
+    """Return the app of this tenant; create it if there is none, its row and its secret in one transaction."""
     if (app := await _found(connection, vault, "a.tenant_id = %s", tenant)) is not None:
         return app
     async with connection.transaction():
@@ -71,9 +71,9 @@ async def rotate(connection: Connection, vault: Vault, tenant: str) -> App:
 
 
 class Apps:
-    """Cached lookup of apps for sockets and publishers, which may come by the hundreds. An app is cached for a second,
-    and so are "there is none" and "database unavailable": callers queued behind a failed query do not wait for the
-    database again."""
+    """Cached look-ups of apps for sockets and publishers, which may come by the hundreds. A result is used for
+    `fresh_seconds`, and so are "no such app" and "database unavailable": callers queued behind a failed query do not
+    wait for the database again."""
 
     def __init__(self, vault: Vault, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._vault, self._fresh_seconds = vault, fresh_seconds
@@ -90,7 +90,8 @@ class Apps:
         return await self._find(pool, "a.app_id = %s", app_id)
 
     async def _find(self, pool: Pool, condition: str, value: str | int) -> App | None:
-        """Return the app that this condition of FIND selects, cached."""
+        """Return the app that this condition of FIND selects, from the cache or the database. Raise psycopg.Error if
+        the database is unavailable."""
         async with self._asking:
             until, app = self._known.get((condition, value), (0.0, None))
             if until <= time.monotonic():

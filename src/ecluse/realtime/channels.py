@@ -38,7 +38,8 @@ def channels_of(payload: Mapping[str, Any], private: bool) -> list[str]:
 
 
 def subject_of(channel: str) -> Subject | None:
-    """Return the subject of a channel name, with or without the prefix; None if it is not a channel of ours."""
+    """Return the record that a channel is about, by its name with or without the prefix; None if the name is not that
+    of a channel of Ecluse's own events."""
     kind, _, rest = channel.removeprefix(PRIVATE).partition("-")
     if not NAME.fullmatch(channel) or not rest:
         return None
@@ -62,7 +63,8 @@ def _name(kind: Kind, id_: Any, private: bool) -> str | None:
 
 
 def encoded(payload: Any) -> bytes:
-    """Encode a payload as JSON; values of unknown types become text."""
+    """Encode a payload as JSON; values of unknown types become text. Raise ValueError for invalid UTF-8, cycles, and
+    values nested too deeply."""
     return to_json(payload, inf_nan_mode="null", fallback=str)
 
 

@@ -68,7 +68,7 @@ class Hosted:
         return tenant == TENANT and bool(channels)
 
     def take(self, message: Message) -> None:
-        """Queue a message for each of its channels; if the queue is full, it is dropped and counted."""
+        """Queue a message for each of its channels; what does not fit into the queue is dropped and counted."""
         for channel in message.channels:
             if len(self._queue) >= LONGEST_QUEUE:
                 self._hub.dropped["hosted full"] += 1

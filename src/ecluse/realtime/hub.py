@@ -27,7 +27,7 @@ LONGEST_NAME = 200
 DISABLED = (4003, "This application is disabled")
 UNAUTHORISED = (4009, "The API key that authorised this connection is no longer valid for its channels")
 TOO_SLOW = (4100, "Too slow: too much was waiting to be sent")
-RECONNECT = (4200, "This server stops: connect again")
+RECONNECT = (4200, "This server is stopping: connect again")
 
 Key = tuple[str, str]  # tenant, channel
 Transport = Literal["websocket", "sse"]
@@ -92,9 +92,9 @@ class Listener:
         self._wake = asyncio.Event()
 
     def offer(self, message: Message, channels: Sequence[str]) -> bool:
-        """Queue a message; `channels` are the channels of the message that this listener subscribes to. Return False if
-        the queue is full or the listener is being closed: after the first lost durable event, a later one would hide
-        the gap."""
+        """Queue a message. `channels`: the channels of the message that this listener subscribes to. Return False if
+        the message is dropped, because the queue is full or the listener is being closed. A dropped durable event
+        closes the listener: a later event would hide the gap."""
         if self.leave is not None:
             return False
         if len(self._queue) < self._longest:
@@ -106,7 +106,8 @@ class Listener:
         return False
 
     def queue_frame(self, text: str) -> None:
-        """Queue a frame for this listener alone, in order with the messages."""
+        """Queue a frame for this listener alone, in order with the messages. A listener with twice `longest` entries in
+        its queue is closed instead."""
         if len(self._queue) < 2 * self._longest:
             self._queue.append(text)
             self._wake.set()
@@ -171,6 +172,7 @@ class Hub:
                 self.unsubscribe(listener, channel)
 
     def subscribe(self, listener: Listener, channel: str) -> None:
+        """Add a channel to the subscriptions of a listener."""
         listener.channels.add(channel)
         self._by_key.setdefault((listener.tenant, channel), {})[listener] = None
         self.changed()
@@ -194,7 +196,8 @@ class Hub:
         return Counter(listener.transport for listener in self.listeners)
 
     def emit(self, lives: Sequence[EphemeralEvent]) -> None:
-        """Publish ephemeral events; never waits, never raises."""
+        """Publish ephemeral events that have subscribers, with payloads shortened to `largest` bytes. Never waits,
+        never raises."""
         for live in lives:
             channels = channels_of(live.payload, self.private)
             if self._heard(live.tenant_id, channels) or self._wanted(live.tenant_id, channels):
@@ -215,7 +218,8 @@ class Hub:
                 onward.take(message)
 
     def deliver(self, message: Message) -> None:
-        """Queue the message for each local listener of its channels, once per listener."""
+        """Queue the message once for each local listener of its channels, but not for the socket that sent it. Messages
+        that a listener cannot take are dropped and counted."""
         found: dict[Listener, list[str]] = {}
         for channel in (*message.channels, WHOLE_TENANT):
             for listener in self._by_key.get((message.tenant, channel), ()):
@@ -249,8 +253,9 @@ class Hub:
 
 
 def is_realtime(event: PublishedEvent) -> bool:
-    """Return True if the event is sent to realtime subscribers, such as `transcription.completed`; names with a slash,
-    such as `fiche/transcribed`, are for programs and are not sent."""
+    """Return True if the event is sent on the channels of its records, such as `transcription.completed`. Events with a
+    slash in their name, such as `fiche/transcribed`, are for programs: they are sent only to subscribers of the whole
+    tenant."""
     return "/" not in event.event_type
 
 

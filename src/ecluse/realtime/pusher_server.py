@@ -34,7 +34,7 @@ SOCKET_ID = re.compile(r"\d{1,12}\.\d{1,12}", re.ASCII)
 SPOKEN = {"5", "6", "7"}
 UNKNOWN_APP = (4001, "There is no app with this key")
 OVER_QUOTA = (4004, "Too many connections")
-NOT_SPOKEN = (4007, "This protocol version is not spoken here: use 7")
+NOT_SPOKEN = (4007, "This protocol version is not supported: use 7")
 NO_VERSION = (4008, "No protocol version was given")
 NOT_NOW = (4100, "The database is unavailable: try again")
 NO_PONG = (4201, "No answer to a ping")
@@ -108,7 +108,7 @@ class Connection:
         """Serve the socket until either side ends it; return the close code and reason."""
         with self._hub.listening(self._listener) as listener:
             if self._hub.stopping:
-                listener.disconnect(4200, "This server stops")
+                listener.disconnect(4200, "This server is stopping")
             hello = {"socket_id": self.id, "activity_timeout": self._limits.activity_timeout}
             listener.queue_frame(frame("pusher:connection_established", encoded(hello).decode()))
             parts = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
@@ -195,11 +195,11 @@ class Connection:
         if channel in joined:
             self._send_error(f"Existing subscription to channel {channel}")
         elif not self._is_allowed(channel):
-            self._refuse(channel, "InvalidChannel", "There are no channels of this name or kind here", 400)
+            self._refuse(channel, "InvalidChannel", "Channels of this name or kind are not supported", 400)
         elif len(joined) >= self._limits.subscriptions:
             self._refuse(channel, "LimitReached", f"A socket has {self._limits.subscriptions} channels at most", 4004)
         elif private and grant is None:
-            self._refuse(channel, "AuthError", "The signature is not one for this socket and channel", 401)
+            self._refuse(channel, "AuthError", "The signature is not valid for this socket and channel", 401)
         else:
             if grant is not None and grant.api_key is not None:
                 self._listener.api_keys[channel] = grant.api_key

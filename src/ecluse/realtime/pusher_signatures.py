@@ -26,13 +26,14 @@ def channel_auth(key: str, secret: str, socket_id: str, channel: str, api_key: i
 
 
 class Grant(NamedTuple):
-    """The right of a socket to a channel; `api_key` None: the holder of the app's secret signed it."""
+    """The right of a socket to a channel. `api_key`: the id of the API key it was issued to; None: it was signed by the
+    holder of the app's secret."""
 
     api_key: int | None
 
 
 def granted(key: str, secret: str, socket_id: str, channel: str, auth: str) -> Grant | None:
-    """Return what `auth` grants; None if it is no signature for this socket and this channel."""
+    """Return the grant that `auth` proves; None if it is not a valid signature for this socket and channel."""
     last = auth.rpartition(":")[2] if auth.count(":") == 2 else ""
     api_key = int(last) if re.fullmatch(r"[1-9]\d{0,17}", last, re.ASCII) else None
     wanted = channel_auth(key, secret, socket_id, channel, api_key)

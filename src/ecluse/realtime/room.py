@@ -28,12 +28,12 @@ log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
 
 DRY_RUN = "PUSHER_DRY_RUN is set: nothing is sent by the Pusher protocol. GET /api/events still works."
-NO_KEY = "There is no key to encrypt the app's secret with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
+NO_KEY = "This server has no encryption key for the secret of the app: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE."
 ELSEWHERE = "This tenant's events go to hosted Pusher: connect there."
 
 __all__ = ["HostedApp", "Realtime"]
 
-# Which of these channels, by the id of an API key, the key may not read any more.
+# Returns the channels, among those given by the id of an API key, that the key may not read any more.
 LostRights = Callable[[Connection, Mapping[int, Collection[str]]], Awaitable[Collection[tuple[int, str]]]]
 
 
@@ -42,9 +42,9 @@ async def none_lost(_: Connection, __: Mapping[int, Collection[str]]) -> Collect
 
 
 class Realtime:
-    """Realtime of one process. `vault` None: there is no key for secrets, and so no Pusher server; `private` and
-    `largest` as in `Hub`; `dry_run`: nothing is sent by the Pusher protocol; `hosted`: the app at hosted Pusher, if one
-    is used; `lost_rights` finds the channels that sockets have joined by an API key which may not read them any
+    """Realtime of one process. `vault` None: the server has no key for secrets, so there is no Pusher server; `private`
+    and `largest` as in `Hub`; `dry_run`: nothing is sent by the Pusher protocol; `hosted`: the app at hosted Pusher, if
+    one is used; `lost_rights` returns the channels of sockets that the API key which authorised them may not read any
     more."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Realtime:
     @asynccontextmanager
     async def serving(self, dsn: str, pool: Pool, replica: str, *, answers: bool) -> AsyncIterator[None]:
         """Run the realtime tasks for the duration of the context. `answers`: clients can connect to this replica;
-        otherwise it only passes its own events on to other replicas."""
+        otherwise it only passes its own events on to other replicas and hosted Pusher."""
         relay = Relay(pool, replica, self.hub, answers=answers, look_every=self.limits.look_every)
         jobs = {"relay": relay.run}
         channels: dict[str, Hear] = {INTERESTS_CHANNEL: relay.hear_interests}

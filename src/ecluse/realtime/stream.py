@@ -1,5 +1,5 @@
-"""Streaming response of server-sent events. A client that does not read is cut off; otherwise it would occupy its
-connection forever."""
+"""Streaming response of server-sent events. The connection of a client that does not read is closed; otherwise it would
+stay open forever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Compress the chunks by gzip, flushed after each. Earlier chunks serve as the dictionary, so repeated content
+    """Compress the chunks with gzip, flushed after each. Earlier chunks serve as the dictionary, so repeated content
     costs next to nothing."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS, memLevel=6)
     async with aclosing(chunks):
@@ -27,9 +27,9 @@ async def _compressed(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class EventStream(StreamingResponse):
-    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds that the
-    client has to take a chunk; `squeeze`: compress by gzip, only if the client accepts it; `closed` is called at its
-    end."""
+    """A response that sends `chunks`, which are server-sent events, as they come. `send_within`: seconds within which
+    the client must take a chunk; `squeeze`: compress with gzip (the caller has checked that the client accepts it);
+    `closed` is called when the response ends."""
 
     def __init__(
         self,
