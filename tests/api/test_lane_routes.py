@@ -81,7 +81,7 @@ def test_a_paused_lane_holds_a_running_worker_until_it_is_resumed(dsn):
         assert (resumed.resumed, resumed.moved) == (True, [])
         ended(client, run_id)
         again = client.post("/api/lanes/vendor/resume", {"reason": "paid"}).json
-        note = "It was not paused: its calls start."
+        note = "The lane was not paused: its calls start."
         assert again == {"name": "vendor", "resumed": False, "note": note, "moved": []}
     assert len(vendor.calls) == 5
 
@@ -169,7 +169,9 @@ def test_a_tenant_sees_its_own_work_and_of_others_only_that_they_share_the_lane(
     assert theirs.state == "paused"
     query("UPDATE lanes SET paused_at = NULL, paused_by = NULL, paused_reason = NULL")
     assert lane_of(rival).state == "down"
-    assert "the vendor is down, next try at" in admin.post("/api/lanes/crm/resume", {"reason": "x"}).json["note"]
+    assert (
+        "its vendor is down, and is tried again at" in admin.post("/api/lanes/crm/resume", {"reason": "x"}).json["note"]
+    )
     query("DELETE FROM items WHERE tenant_id = 'rival'")
     assert (lane_of(admin).shared, lane_of(rival).shared, lane_of(rival).waiting) == (False, True, 0)
     page = LANES.page.model_validate(admin.get("/api/lanes?limit=1").json)

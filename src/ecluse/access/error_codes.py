@@ -27,7 +27,7 @@ REFUSALS = {
         "Use a key whose role has the permission that the message names.",
     ),
     "SCOPE": ApiErrorCode(
-        403, "The key is limited to some fiches, and the request is about others.", "Use a key of scope ALL."
+        403, "The scope of the key does not cover the data that the request asks for.", "Use a key of scope ALL."
     ),
     "TENANT_DISABLED": ApiErrorCode(
         403, "The tenant of the key is disabled.", "Ask an administrator to enable it: `ecluse tenants enable`."
@@ -161,7 +161,7 @@ REFUSALS = {
         409, "The key is that of an open run of another flow or schedule.", "Use a key that no other run has."
     ),
     "CONFIG_INACTIVE": ApiErrorCode(409, "The audit config is switched off.", "Set `is_active` to true first."),
-    "INVALID_PRIORITY": ApiErrorCode(400, "The priority is none of those known.", "Use `high`, `normal` or `low`."),
+    "INVALID_PRIORITY": ApiErrorCode(400, "The priority is not a known one.", "Use `high`, `normal` or `low`."),
     "NO_PLAN": ApiErrorCode(
         409,
         "The preview of the rule run is not finished, or its plan changes no price.",
@@ -217,7 +217,7 @@ REFUSALS = {
     ),
     "TOO_MANY_AT_ONCE": ApiErrorCode(
         429,
-        "The tenant has as many requests of this kind under way as allowed; `details` names the limit.",
+        "The tenant has as many requests of this kind in progress as allowed; `details` names the limit.",
         "Repeat the request after Retry-After seconds, and send fewer at once.",
     ),
     "TOO_MANY_CONNECTIONS": ApiErrorCode(

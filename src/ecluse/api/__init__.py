@@ -45,6 +45,8 @@ from ecluse.flows.transcriptions.surface import surface as transcriptions
 
 
 def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
+    """Add the routes of the API and of the packages to the app, with their operations and listings, and its OpenAPI
+    document."""
     app.state.operations, app.state.listings = {}, {}  # by name, for the forms and the tables of the pages
     of_pricing, of_jobs = (projects, pricing, rule_runs), (job_schedules, jobs, agent)
     flows = (connections, fiches, transcriptions, audits, automation, *of_pricing, *of_jobs)

@@ -1,4 +1,4 @@
-"""Mail addresses of the tenant: which of them are confirmed, and the request to confirm one."""
+"""Routes of the mail addresses of the tenant: which of them are confirmed, and a new request to confirm one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ surface.listing(
     command=Command("notifications addresses confirm", arguments=("address",)),
 )
 async def ask_address(act: Act, body: NewAddress) -> Row:
-    """Send the address a link that confirms it; the former link is void. One that is confirmed gets none."""
+    """Send a mail address a link that confirms it; its former link becomes invalid. A confirmed address is sent none.
+    Refused if the last link was sent less than an hour ago."""
     setup: Setup = act.state.notify
     row, asked = await confirmation_requests.ask_again(act.connection, act.tenant, body.address)
     if not asked:

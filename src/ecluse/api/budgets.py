@@ -1,4 +1,5 @@
-"""Budgets, and what paid calls have cost. Amounts are decimals as text, in the currency of the configured prices."""
+"""Routes of budgets and of the cost of paid calls. Amounts are decimals as text, in the currency of the configured
+prices."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ Money = Annotated[str, Field(examples=["12.5"])]
 
 
 class NewBudget(Body):
-    """Of a run or a schedule, if one is named, otherwise of the tenant."""
+    """The budget of a run or a schedule, if one is named; otherwise of the tenant."""
 
     amount: Amount
     period: Literal["day", "month"] | None = Field(
-        None, description="Of UTC. A run has none: its budget is for all its calls."
+        None, description="Day or month in UTC. Not for the budget of a run, which covers all its calls."
     )
     schedule_id: IdInBody = None
     run_id: IdInBody = None
@@ -44,13 +45,15 @@ class BudgetRow(Shape):
     run_id: Id | None
     period: Literal["day", "month", "all"]
     amount: Money
-    spent: Money = Field(description="In this period. Calls that may have been made count with what was reserved.")
-    reserved: Money = Field(description="For calls in flight.")
+    spent: Money = Field(
+        description="Spent in this period. Calls that may have been made count with the amount reserved for them."
+    )
+    reserved: Money = Field(description="Reserved for calls in flight.")
     available: Money
     used_up: bool = Field(
         description="A call did not fit into the last tenth of it: calls wait, and starts are refused."
     )
-    renews_at: datetime | None = Field(description="When the next period begins; null: of a run.")
+    renews_at: datetime | None = Field(description="When the next period begins; null: the budget of a run.")
     created_at: datetime
     updated_at: datetime
 
@@ -68,13 +71,13 @@ class BudgetFilters(Filters):
 class SpendRow(Shape):
     id: str
     day: date
-    schedule_id: Id | None = Field(description="null: of runs without a schedule.")
+    schedule_id: Id | None = Field(description="null: calls of runs without a schedule.")
     vendor: str = Field(examples=["llm"])
     model: str = Field(examples=["gpt-4.1"])
     calls: int
     cost: Money
-    reserved: Money = Field(description="For calls in flight.")
-    unknown: Money = Field(description="Of calls that may have been made: what was reserved for them.")
+    reserved: Money = Field(description="Reserved for calls in flight.")
+    unknown: Money = Field(description="Of calls that may have been made: the amount reserved for them.")
     unpriced: int = Field(description="Calls of a model without a price: they count as 0.")
 
 
@@ -95,7 +98,7 @@ ONE = f"SELECT {', '.join(BudgetRow.model_fields)} FROM budget_list WHERE tenant
 surface.listing(
     "/api/budgets",
     BUDGETS,
-    list_budgets="List the budgets, with what is spent of each in the present period.",
+    list_budgets="List the budgets, with the amount spent of each in the current period.",
     command=Command(
         "budgets list",
         columns=("id", "scope", "schedule_id", "run_id", "period", "amount", "spent", "reserved", "available"),
@@ -105,7 +108,7 @@ surface.listing(
 surface.listing(
     "/api/spend",
     SPEND,
-    list_spend="List what paid calls have cost, by day (UTC), schedule, vendor and model; the latest day first.",
+    list_spend="List the cost of paid calls by day (UTC), schedule, vendor and model, the latest day first.",
     command=Command(
         "budgets spend",
         columns=("day", "schedule_id", "vendor", "model", "calls", "cost", "reserved", "unknown", "unpriced"),
@@ -116,7 +119,7 @@ surface.listing(
 
 @surface.read("/api/budgets/{budget_id}", needs=READ, answer=BudgetRow, command=Command("budgets show"))
 async def show_budget(look: Look, budget_id: BudgetNumber) -> Row:
-    """Show one budget, with what is spent of it in the present period."""
+    """Show one budget, with the amount spent of it in the current period."""
     row: Row | None = await fetch_one(look.connection, dict, ONE, (look.tenant, budget_id))
     if row is None:
         raise NotFound(f"There is no budget {budget_id}.")
@@ -134,7 +137,7 @@ async def show_budget(look: Look, budget_id: BudgetNumber) -> Row:
     command=Command("budgets set", arguments=("amount",), example="ecluse budgets set 25 --period day --schedule-id 3"),
 )
 async def put_budget(act: Act, body: NewBudget) -> Row:
-    """Set the budget of the tenant, of a schedule or of a run: a new one, or another amount. Calls that wait for a
+    """Set the budget of the tenant, of a schedule or of a run: create it, or change its amount. Calls that wait for a
     budget are tried again at once."""
     number = await set_budget(act.connection, _budget(act.tenant, body))
     return {**await show_budget(act, number), "warnings": list(act.state.unpriced)}
@@ -150,7 +153,7 @@ async def put_budget(act: Act, body: NewBudget) -> Row:
     command=Command("budgets delete", preview="show_budget"),
 )
 async def remove_budget(act: Act, budget_id: BudgetNumber) -> Row:
-    """Delete a budget: paid calls are not limited by it any more, and those that wait for it continue."""
+    """Delete a budget: it no longer limits paid calls, and those that wait for it continue."""
     await delete_budget(act.connection, act.tenant, budget_id)
     return {"id": str(budget_id), "deleted": True}
 

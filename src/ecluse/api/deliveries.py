@@ -110,7 +110,8 @@ async def show_delivery(look: Look, delivery_id: DeliveryNumber) -> Row:
     command=Command("notifications deliveries redeliver"),
 )
 async def redeliver(act: Act, delivery_id: DeliveryNumber) -> Row:
-    """Deliver the message again, under the same message id, by which the receiver can recognise a duplicate."""
+    """Deliver the message again, under the same message id, by which the receiver can recognise a duplicate. Refused
+    while it is still being delivered."""
     row = await log.show_delivery(act.connection, act.tenant, delivery_id)
     if row["endpoint_id"] is not None:
         check_active(await endpoints.show(act.connection, act.tenant, row["endpoint_id"]))

@@ -1,6 +1,6 @@
-"""The OpenAPI document. FastAPI describes the requests and the successful answers; the errors of each operation, which
-follow from the kind of its route and its declaration, are added here. Client generators read this document: names are
-unique and readable, and every status has a shape."""
+"""The OpenAPI document. FastAPI describes the requests and the successful answers; this module adds the errors of each
+operation, which follow from its route and its declaration. Client generators read the document: names are unique and
+readable, and every status has a schema."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ IDEMPOTENCY_KEY = {
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of the app."""
     # One schema per model: a client would otherwise get two classes, for what is sent and for what is answered.
     document = get_openapi(
         title=app.title,
@@ -63,6 +64,8 @@ def _described(name: str, tag: str) -> str:
 
 
 def _complete(operation: dict[str, Any], codes: list[str]) -> None:
+    """Add the errors with these codes, the header Idempotency-Key and missing descriptions to an operation, in
+    place."""
     operation.pop(REFUSES)
     if set(OF_IDEMPOTENCY) <= set(codes):
         operation.setdefault("parameters", []).append(IDEMPOTENCY_KEY)
@@ -84,7 +87,7 @@ def _complete(operation: dict[str, Any], codes: list[str]) -> None:
 
 
 def _name_forms(document: dict[str, Any]) -> None:
-    """Rename the schemas that FastAPI makes of forms, such as `Body_authorise` to `AuthoriseForm`."""
+    """Rename, in place, the schemas that FastAPI makes of forms, such as `Body_authorise` to `AuthoriseForm`."""
     schemas = document["components"]["schemas"]
     named = {name: f"{to_pascal(name.removeprefix('Body_'))}Form" for name in schemas if name.startswith("Body_")}
     for old, new in named.items():

@@ -49,7 +49,7 @@ RoutingKey = Annotated[
     Field(
         min_length=32,
         max_length=32,
-        description="The integration key of a service (Events API v2). Sealed, and never shown.",
+        description="The integration key of a service (Events API v2). Stored encrypted, and never shown.",
         examples=["0123456789abcdef0123456789abcdef"],
     ),
 ]
@@ -82,13 +82,16 @@ class NewMail(Subscription):
 
 class NewSlack(Subscription):
     kind: Literal["slack"]
-    url: Url = Field(description="Of an incoming webhook.", examples=["https://hooks.slack.com/services/T0/B0/x"])
+    url: Url = Field(description="URL of an incoming webhook.", examples=["https://hooks.slack.com/services/T0/B0/x"])
 
 
 class NewPagerDuty(Subscription):
     kind: Literal["pagerduty"]
     routing_key: RoutingKey
-    url: Url = Field("https://events.pagerduty.com/v2/enqueue", description="Of the Events API; another one in the EU.")
+    url: Url = Field(
+        "https://events.pagerduty.com/v2/enqueue",
+        description="URL of the Events API; accounts in the EU have another one.",
+    )
 
 
 @partial_of(Subscription)
@@ -157,8 +160,8 @@ async def create_endpoint(
     act: Act,
     body: Annotated[NewWebhook | NewMail | NewSlack | NewPagerDuty, JsonBody(discriminator="kind", examples=EXAMPLES)],
 ) -> Row:
-    """Create an endpoint. The answer holds the secret that its webhooks are signed with; it is not shown again. A mail
-    address is first sent a link that confirms it; until then it gets no other mail."""
+    """Create an endpoint. The answer for a webhook has the secret that its messages are signed with; it is not shown
+    again. A mail address is first sent a link that confirms it, and gets no other mail until then."""
     given = body.model_dump(exclude={"kind", "routing_key"})
     _check(act, given)
     keys = _secrets(act) if body.kind != "mail" else None
@@ -217,7 +220,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     receiver can change over."""
     keys, secret = _secrets(act), new_secret()
     if (await endpoints.show(act.connection, act.tenant, endpoint_id, lock=True))["kind"] != "webhook":
-        raise Refused(409, "NOT_SIGNED", "Only webhooks are signed: this endpoint has no signing secret.")
+        raise Refused(409, "NOT_SIGNED", f"Endpoint {endpoint_id} is no webhook: only webhooks have a signing secret.")
     old = await keys.get(act.connection, act.tenant, secret_name(endpoint_id))
     await keys.put(act.connection, act.tenant, old_secret_name(endpoint_id), old)
     await keys.put(act.connection, act.tenant, secret_name(endpoint_id), secret)
@@ -239,11 +242,13 @@ def _check(act: Act, given: dict[str, Any]) -> None:
 
 
 def check_active(endpoint: Row) -> None:
+    """Raise Refused if the endpoint is switched off."""
     if not endpoint["is_active"]:
-        raise Refused(409, "ENDPOINT_OFF", f"Endpoint {endpoint['id']} is switched off: set is_active first.")
+        raise Refused(409, "ENDPOINT_OFF", f"Endpoint {endpoint['id']} is switched off: set is_active to true first.")
 
 
 def _secrets(act: Act) -> Secrets:
+    """Return the store of secrets; raise Refused if this server has no key to encrypt them with."""
     keys: Secrets | None = act.state.secrets
     if keys is None:
         raise Refused(

@@ -33,7 +33,9 @@ MOST_CHANNELS = 50
     EVENTS_PATH,
     openapi_extra=needs("me.read", narrowed=True, refuses=("STOPPING", "TOO_MANY_CONNECTIONS")),
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}, "description": "Events, until either side hangs up"}},
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Events, until either side closes the connection"}
+    },
 )
 async def stream_events(
     request: Request,
@@ -113,7 +115,8 @@ class _Stream:
                 yield live
 
     async def _missed(self) -> AsyncGenerator[bytes]:
-        """Yield the durable events after the last one sent, page by page, until there are no more."""
+        """Yield the durable events after the last one sent, page by page, until there are no more or the stream is to
+        end."""
         reads, tenant, full = reads_of(self._request), self._listener.tenant, self._limits.page
         page = full
         while page == full and self._listener.leave is None:
@@ -160,7 +163,8 @@ class _Stream:
         return told
 
     async def _still_welcome(self) -> bool:
-        """Return False, and end the stream, if its key may not listen any more; checked at intervals."""
+        """Return True if the stream may go on. Once in `keep_alive` seconds the key of its caller is checked; if the
+        key may not listen any more, the stream is ended."""
         if time.monotonic() < self._check_at:
             return True
         self._checked_at = time.monotonic()

@@ -20,7 +20,7 @@ def loaded(look: Look, name: str, what: str) -> Flow:
 
 
 def named(look: Look, name: str) -> Flow:
-    """Return the flow that a caller names; raise InvalidInput if there is none."""
+    """Return the flow that a caller names; raise InvalidInput if this server has not loaded it."""
     known = look.kit.by_name
     if name not in known:
         raise InvalidInput(f"There is no flow {name!r} (known: {', '.join(sorted(known)) or 'none'}).")
@@ -28,18 +28,20 @@ def named(look: Look, name: str) -> Flow:
 
 
 def permit(caller: Caller, flow: str, verb: str) -> None:
-    """Raise Refused if the flow has its own area of permissions and the caller lacks the permission."""
+    """Raise Refused if the flow has its own area of permissions and the caller lacks `{flow}.{verb}`."""
     if (wanted := f"{flow}.{verb}") in PERMISSIONS and not caller.may(wanted):
         raise Refused(403, "FORBIDDEN", f"This needs the permission {wanted}, which a {caller.role} does not have.")
 
 
 def hidden(caller: Caller) -> list[str]:
-    """Return the names of the flows whose area the caller may not read."""
+    """Return the areas of permissions that the caller may not read: flows of these names are hidden from it."""
     reads = {one for one in PERMISSIONS if one.endswith(".read")}
     return sorted(one.removesuffix(".read") for one in reads if not caller.may(one))
 
 
 async def run_of(look: Look, run_id: int, verb: str) -> tuple[Flow, Run]:
+    """Return a run and its flow. Raise NotFound if the tenant has no such run, Refused if the caller lacks the
+    permission for its flow or this server has not loaded the flow."""
     run = await load_run(look.connection, run_id)
     if run.tenant_id != look.tenant:
         raise NotFound(f"There is no run {run_id}.")

@@ -21,8 +21,8 @@ KEEP_SECONDS = 1.0
 
 
 class Readiness:
-    """Readiness of the server: whether the database answers. The result is shared by all requests within a second: the
-    route is public, and may be requested often."""
+    """Readiness of the server: whether the database answers. A result is used for all requests within a second, because
+    the route is public and may be requested often."""
 
     def __init__(self) -> None:
         self._asking = asyncio.Lock()

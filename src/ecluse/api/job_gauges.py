@@ -25,7 +25,7 @@ GAUGES = (
     ),
     Gauge(
         "agents_online",
-        "Agents that were heard of within the last minute.",
+        "Agents that sent a request within the last minute.",
         "SELECT ARRAY[tenant_id], count(*) FROM job_agent_list WHERE online GROUP BY tenant_id",
         ("tenant",),
     ),

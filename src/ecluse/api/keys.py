@@ -89,8 +89,8 @@ class DisableTenant(Reason):
 class DisablePreview(Shape):
     id: str = Field(examples=["acme"])
     disabled_at: datetime | None
-    open_runs: int = Field(description="They go on, or with `stop` are cancelled.")
-    calls_in_flight: int = Field(description="Paid ones come to their end, and their results are kept.")
+    open_runs: int = Field(description="Runs that go on, or are cancelled with `stop`.")
+    calls_in_flight: int = Field(description="Calls in flight; paid ones finish, and their results are stored.")
 
 
 class DisabledTenant(TenantRow):
@@ -108,6 +108,7 @@ class KeyFilters(Filters):
 
 
 def administrators_only(look: Look) -> None:
+    """Raise Refused unless the caller has an admin key of the tenant `default` with scope ALL."""
     if not look.caller.administers_tenants:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} may do this.")
 
@@ -157,9 +158,9 @@ surface.listing(
     command=Command("keys create", arguments=("name",), example="ecluse keys create 'nightly export' --role viewer"),
 )
 async def create_key(act: Act, body: NewKey) -> Row:
-    """Create a key of this tenant, with no more rights than the caller's. The key is shown once."""
+    """Create a key of this tenant, with no more permissions than the caller's. Only this answer shows the key."""
     if not ROLES[body.role] <= ROLES[act.caller.role]:
-        raise Refused(403, "FORBIDDEN", f"A key of role {act.caller.role} creates no key of role {body.role}.")
+        raise Refused(403, "FORBIDDEN", f"A key of role {act.caller.role} may not create a key of role {body.role}.")
     key_id, key = await keys.create(
         act.connection,
         act.tenant,
@@ -214,7 +215,8 @@ async def create_tenant(act: Act, body: NewTenant) -> Row:
 
 @surface.read("/api/tenants/{tenant}/disable", needs="tenants.read", answer=DisablePreview)
 async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
-    """Preview a disabling: how many runs are open, which `stop` would end. Nothing is changed."""
+    """Preview the disabling of a tenant: the number of its open runs, which `stop` would end, and of its calls in
+    flight. Nothing is changed."""
     administrators_only(look)
     await tenants.require(look.connection, tenant)
     return await fetch_one(look.connection, dict, DISABLING, {"tenant": tenant}) or {}
@@ -231,8 +233,8 @@ async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
     command=Command("tenants disable", preview="preview_disable_of_tenant"),
 )
 async def disable_tenant(act: Act, tenant: str, body: DisableTenant) -> Row:
-    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they are ended, by
-    this key and for this reason."""
+    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they are
+    cancelled, in the name of the caller's key and with this reason."""
     administrators_only(act)
     if tenant == act.tenant:
         raise Conflict(

@@ -1,5 +1,5 @@
-"""Lanes to vendors: load and state of each; pause, resume and caps. Those of a lane that all tenants share hold for
-every tenant at once; a lane of a tenant is listed for and changed by that tenant alone."""
+"""Routes of lanes: load and state of each, pause, resume and caps. A change to a lane that all tenants share applies to
+every tenant; a lane with an owner is listed for that tenant alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ surface = Surface("lanes")
 
 Count = Annotated[int, Field(ge=1, le=1_000_000, examples=[10])]
 Rate = Annotated[float, Field(ge=0.0001, le=100_000, examples=[2.5])]
-CLEARS = "If not set: as the flows declare it."
+CLEARS = "If cleared: as the flows declare it."
 
 
 class LaneRow(Shape):
@@ -49,7 +49,7 @@ class LaneRow(Shape):
     held_reason: str | None
     down_since: datetime | None = Field(description="The breaker is open: no call has been answered since then.")
     last_failure: str | None
-    vendor_per_second: float | None = Field(description="What the vendor's own budget pays for, as its answers say.")
+    vendor_per_second: float | None = Field(description="Rate that the vendor's own budget allows, as its answers say.")
     slowed_to: float | None = Field(description="Share of the rate that is used until `slowed_until`.", examples=[0.5])
     slowed_until: datetime | None
     slowed_reason: str | None
@@ -60,7 +60,7 @@ class PauseLane(Reason):
 
 
 class LaneCaps(Body):
-    """Changes to the caps of a lane: fields that are left out stay as they are."""
+    """Changes to the caps of a lane: fields that are left out stay as they are, and null clears a cap."""
 
     max_in_flight: Count | None = Field(None, description=CLEARS, examples=[5])
     max_per_key: Count | None = Field(None, description=CLEARS)
@@ -141,7 +141,8 @@ async def preview_pause_of_lane(look: Look, name: str) -> Row:
 
 @surface.read("/api/lanes/{name:path}/resume", needs="vendors.read", answer=LanePreview)
 async def preview_resume_of_lane(look: Look, name: str) -> Row:
-    """Preview a resume: the stages that need the lane. If their clock was stopped, their deadlines move by so long."""
+    """Preview a resume: the stages that need the lane. If their clock is stopped, their deadlines will move by the time
+    for which it was stopped."""
     return await _preview(look, name)
 
 
@@ -190,7 +191,7 @@ async def pause_lane_now(act: Act, name: str, body: PauseLane) -> Row:
     command=Command("lanes resume", preview="preview_resume_of_lane"),
 )
 async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
-    """Resume a paused lane, at once. The deadline of each stage moves by the time its clock was stopped."""
+    """Resume a paused lane, at once. The deadline of each stage moves by the time for which its clock was stopped."""
     await _check_right(act, name)
     moved = await resume_lane(act.connection, name, reason=body.reason, by=act.caller.name)
     if moved is None:
@@ -212,7 +213,7 @@ async def resume_lane_now(act: Act, name: str, body: Reason) -> Row:
     command=Command("lanes cap", preview="show_lane", example="ecluse lanes cap crm --max-in-flight 5"),
 )
 async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
-    """Change the caps of a lane while workers run. They hold for the next calls of every replica, also after restarts,
+    """Change the caps of a lane while workers run. They apply to the next calls of every replica, also after restarts,
     until they are cleared with null."""
     await _check_right(act, name)
     changes = body.model_dump(exclude_unset=True, exclude={"reason"})
@@ -226,18 +227,18 @@ async def cap_lane(act: Act, name: str, body: LaneCaps) -> Row:
 def _not_paused(lane: Row) -> str:
     until, state = lane["held_until"], lane["state"]
     if state == "open":
-        return "It was not paused: its calls start."
+        return "The lane was not paused: its calls start."
     when = "with the next call" if until is None else f"at {until:%Y-%m-%d %H:%M:%S}Z"
-    why = "the vendor is down, next try" if state == "down" else "it is held, and opens"
-    return f"It was not paused: {why} {when}."
+    why = "its vendor is down, and is tried again" if state == "down" else "it is held, and opens"
+    return f"The lane was not paused: {why} {when}."
 
 
 async def _check_right(act: Act, name: str) -> None:
+    """Raise Refused if the caller may not change the lane: it is shared, there are other tenants, and the caller's key
+    is no admin key of the tenant `default`. Raise NotFound if there is no such lane."""
     lane = await show_lane(act, name)
     if act.caller.administers_tenants or lane["owner"] == act.tenant:
         return
     if await fetch_value(act.connection, "SELECT count(*) FROM tenants") > 1:
-        message = (
-            f"Lane {name} is shared by all tenants: with more than one, only an admin key of {DEFAULT} changes it."
-        )
+        message = f"Lane {name} is shared by all tenants: only an admin key of the tenant {DEFAULT} may change it."
         raise Refused(403, "FORBIDDEN", message)

@@ -1,5 +1,5 @@
-"""Routes of leases: the leases that are held, and the release by force of one whose holder does not release it; the
-reason is recorded."""
+"""Routes of leases: the list of held leases, and the release by force of one whose holder does not release it, with a
+reason that is recorded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ surface.listing(
     command=Command("leases release", arguments=("key",)),
 )
 async def release_lease(act: Act, body: Release) -> Row:
-    """Release a lease by force: its holder cannot write under it any more. The lease of a dead process expires by
+    """Release a lease by force: its holder can no longer write under it. The lease of a dead process expires by
     itself."""
     if not await force_release(act.connection, act.tenant, body.key, reason=body.reason, by=act.caller.actor):
         raise NotFound(f"There is no lease on {body.key!r}.")

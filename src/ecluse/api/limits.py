@@ -1,4 +1,4 @@
-"""`GET /api/limits`: the limits that the caller's key meets, and what is used of each."""
+"""`GET /api/limits`: the limits that apply to the caller's key, and what is used of each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ class LimitRow(Shape):
     name: str = Field(examples=["key_requests"])
     per: Literal["key", "tenant"]
     knob: str = Field(description="The setting.", examples=["ECLUSE_LIMIT_KEY_REQUESTS"])
-    limit: int | None = Field(description="null: no limit. Requests and megabytes: a minute.")
-    used: int = Field(description="Of requests, megabytes and streams: at the replica that answers.")
-    resets_in_seconds: int | None = Field(description="Until nothing is used any more; null: not by itself.")
+    limit: int | None = Field(description="null: no limit. Of requests and megabytes: per minute.")
+    used: int = Field(description="Of requests, megabytes and streams: at the replica that answers this request.")
+    resets_in_seconds: int | None = Field(
+        description="Time until nothing is used any more; null: it does not reset by itself."
+    )
 
 
 class LimitList(Shape):
@@ -31,7 +33,7 @@ class LimitList(Shape):
 
 @surface.read("/api/limits", needs="me.read", narrowed=True, answer=LimitList, command=Command("limits"))
 async def show_limits(look: Look) -> Row:
-    """Show the limits of the key and its tenant, and what is used of each. What goes beyond one is answered 429."""
+    """Show the limits of the key and its tenant, and what is used of each. A request beyond a limit is answered 429."""
     limiter: Limiter = look.state.limits
     rows = [
         {

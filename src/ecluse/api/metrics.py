@@ -1,8 +1,8 @@
 """Metrics in the Prometheus format: counters of this process, and gauges from the database about all processes.
 
-The database is queried during a scrape, and seldom: a result is cached for at least two seconds, or for fifty times as
-long as the query took (fifteen seconds at most), so that frequent scrapes use little of a connection. While the
-database is unavailable, the metrics of the process itself are still served.
+The database is queried during a scrape, and seldom: a result is used for at least two seconds, and for fifty times as
+long as the query took (at most fifteen seconds), so that frequent scrapes occupy a connection for little of the time.
+While the database is unavailable, the metrics of the process itself are still served.
 """
 
 from __future__ import annotations
@@ -68,14 +68,18 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
     "items_finished": (["flow", "stage", "status"], "Items whose end this process stored.", counters.items_finished),
     "vendor_errors": (["flow", "stage", "code"], "Calls that a vendor refused or lost.", counters.vendor_errors),
     "calls": (["flow", "stage"], "Executions of items, whatever came of them.", counters.calls),
-    "call_seconds": (["flow", "stage"], "What those took together; by `calls`, the latency.", counters.call_seconds),
+    "call_seconds": (
+        ["flow", "stage"],
+        "Their total duration; divided by `calls`, the latency.",
+        counters.call_seconds,
+    ),
     "schedule_fires": (["flow", "result"], "Decisions of this process on the latest due time.", counters.fires),
     "schedule_fire_lag_seconds": (["flow"], "From due time to fire, summed.", counters.fire_lag_seconds),
     "job_leases_lost": (["tenant"], "Attempts at jobs whose lease ran out.", jobs.leases_lost),
-    "gate_looks": (["flow", "stage"], "How often gates read how far their stage is.", counters.gate_looks),
+    "gate_looks": (["flow", "stage"], "Reads of the progress of a stage by its gate.", counters.gate_looks),
     "enrichment_requests": (
         ["trigger", "result"],
-        "Requests for companies by what they led to: what is stored (cached), the open job (attached), or a new one.",
+        "Requests for companies by result: answered from stored data (cached), attached to an open job, or a new job.",
         enrichment.requests,
     ),
     "enrichment_jobs_ended": (["status"], "Jobs of company enrichment that this process ended.", enrichment.jobs),
@@ -84,8 +88,8 @@ OWN: dict[str, tuple[list[str], str, Mapping[Any, float]]] = {
 
 
 class Metrics:
-    """The metrics of a server, as a collector of prometheus_client. `kit`, `hub` and `pool` are set
-    once the engine runs."""
+    """The metrics of a server, as a collector of prometheus_client. `kit`, `hub` and `pool` are None until the engine
+    runs."""
 
     def __init__(self, edge: Edge, gauges: Sequence[Gauge] = ()) -> None:
         self._edge = edge
@@ -113,7 +117,7 @@ class Metrics:
             registry=self._registry,
         )
         build = prometheus_client.Gauge(
-            "ecluse_build_info", "Which program this is.", ["version", "commit"], registry=self._registry
+            "ecluse_build_info", "Version and commit of this program.", ["version", "commit"], registry=self._registry
         )
         build.labels(release(), commit() or "").set(1)
         self._shared: list[dict[str, Any]] | None = None
@@ -141,7 +145,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "ecluse_database_up", "1 if the database answered the last time.", self._shared is not None
+            "ecluse_database_up", "1 if the database answered the last query for metrics.", self._shared is not None
         )
         if self._shared is not None:
             for name, (labels, meaning) in SHARED.items():
@@ -163,9 +167,9 @@ class Metrics:
             yield counter
         slots = self.kit.worker.slots if self.kit is not None and self.kit.worker is not None else None
         yield GaugeMetricFamily(
-            "ecluse_hands", "Calls that this process makes at once at most.", slots.count if slots else 0
+            "ecluse_hands", "Maximum number of calls of this process in flight.", slots.count if slots else 0
         )
-        yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process under way.", slots.busy if slots else 0)
+        yield GaugeMetricFamily("ecluse_hands_busy", "Calls of this process in flight.", slots.busy if slots else 0)
         yield GaugeMetricFamily("ecluse_http_connections", "Open connections of clients.", self._edge.connections)
         yield CounterMetricFamily(
             "ecluse_http_connections_turned_away",
@@ -185,7 +189,7 @@ class Metrics:
 
 
 def families(samples: Sequence[Sample]) -> Iterator[Metric]:
-    """Yield what Prometheus reads of the metrics that flows declare."""
+    """Yield the samples of flows as metrics for Prometheus, grouped by name."""
     by_name = defaultdict[str, list[Sample]](list)
     for one in samples:
         by_name[one.metric.name].append(one)
@@ -202,13 +206,15 @@ def families(samples: Sequence[Sample]) -> Iterator[Metric]:
 
 
 def realtime_metrics(hub: Hub) -> Iterator[Metric]:
-    here = GaugeMetricFamily("ecluse_realtime_connections", "Who listens at this process.", labels=["transport"])
+    here = GaugeMetricFamily(
+        "ecluse_realtime_connections", "Realtime connections to this process.", labels=["transport"]
+    )
     for transport in ("websocket", "sse"):
         here.add_metric([transport], hub.connections()[transport])
     yield here
     for name, label, meaning, counted in (
-        ("delivered", "transport", "Events handed to a listener.", hub.delivered),
-        ("dropped", "reason", "Events that a listener did not get.", hub.dropped),
+        ("delivered", "transport", "Events queued for a listener.", hub.delivered),
+        ("dropped", "reason", "Events that were dropped instead of being sent to a listener.", hub.dropped),
     ):
         counter = CounterMetricFamily(f"ecluse_realtime_events_{name}", meaning, labels=[label])
         for value, count in counted.items():

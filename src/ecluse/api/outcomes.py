@@ -33,11 +33,14 @@ routes = door.routes("runs")
 
 
 def cell(value: object) -> str:
+    """Return a value as the text of a CSV cell, with an apostrophe before what a spreadsheet would take for a
+    formula."""
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return FORMULA_START.sub("'", text)
 
 
 def lines(rows: Iterable[Iterable[object]]) -> str:
+    """Return the rows as lines of CSV."""
     written = io.StringIO()
     csv.writer(written, quoting=csv.QUOTE_ALL).writerows([cell(value) for value in row] for row in rows)
     return written.getvalue()
@@ -50,8 +53,9 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
 async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
-    """Download every target with its outcome as CSV. While the run is open, a target may have none yet; if it is known
-    to fail, the reason is given. `unverified_steps`: steps of its audits with quotes of which no transcript has any."""
+    """Download every target with its outcome as CSV. While the run is open, a target may have no outcome yet; if it is
+    known to fail, the reason is given. `unverified_steps`: the number of steps of its audits whose quotes no transcript
+    has."""
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))

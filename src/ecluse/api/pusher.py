@@ -91,19 +91,21 @@ async def list_users(request: Request, app_id: str, channel: str) -> Response:
 
 
 async def _signed(request: Request, app_id: str) -> App:
+    """Return the app that signed the request. Raise BadCredentials if there is no such app or the signature is not
+    valid, Refused if its tenant is disabled or does not use the Pusher server of this process."""
     realtime = realtime_of(request)
     wanted = number("app", app_id)
     if realtime.apps is None:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
     app = await realtime.apps.with_id(writes_of(request).pool, wanted)
     if app is None:
-        raise BadCredentials("The request is not signed by this app: there is none, or auth_key is wrong.")
+        raise BadCredentials("The request is not signed by this app: there is no such app.")
     signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
     now = kit_of(request).clock.now().timestamp()
     if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
         raise BadCredentials(f"The request is not signed by this app: {wrong}.")
     if app.disabled:
-        raise Refused(403, "TENANT_DISABLED", "This tenant is disabled.")
+        raise Refused(403, "TENANT_DISABLED", f"Tenant {app.tenant!r} is disabled.")
     if (why_off := realtime.why_no_sockets(app.tenant)) is not None:
         raise Refused(403, "REALTIME_OFF", why_off)
     return app
@@ -136,7 +138,11 @@ def _message(app: App, one: Trigger) -> Message:
     if len(one.data.encode()) > LARGEST_DATA:
         raise Refused(413, "BODY_TOO_LARGE", f"The data of an event has at most {LARGEST_DATA} bytes.")
     if one.name.startswith(("pusher:", "pusher_internal:")):
-        raise Refused(400, "BAD_REQUEST", "Names that begin with pusher: are the protocol's own.")
+        raise Refused(
+            400,
+            "BAD_REQUEST",
+            "Names of events that begin with `pusher:` or `pusher_internal:` are reserved for the protocol.",
+        )
     if one.socket_id is not None and not SOCKET_ID.fullmatch(one.socket_id):
         raise Refused(400, "BAD_REQUEST", "socket_id is two numbers with a dot between them.")
     return Message(app.tenant, one.name, list(dict.fromkeys(channels)), one.data, not_to=one.socket_id)

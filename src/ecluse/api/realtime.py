@@ -1,5 +1,5 @@
-"""Routes for realtime clients: where to connect, a new secret for publishers, and authorization to join a channel.
-Joining a channel needs the same permission, scope and tenant as reading the same data by HTTP."""
+"""Routes for realtime clients: where to connect, a new secret for publishers, and authorization to subscribe to a
+channel. Subscribing to a channel needs the same permission, scope and tenant as reading the same data by HTTP."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def realtime_of(request: Request) -> Realtime:
 
 @surface.read("/api/realtime", needs="me.read", narrowed=True, answer=RealtimeAccess, command=Command("realtime show"))
 async def show_realtime(look: Look) -> Row:
-    """Show the data that a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
+    """Show what a client needs to connect, with pusher-js or any other client of the Pusher protocol."""
     realtime = realtime_of(look.request)
     why_off, hosted = realtime.why_off(look.tenant), realtime.hosted_for(look.tenant)
     told: dict[str, Any] = {
@@ -132,19 +132,21 @@ async def authorise(
 
 
 async def require_right(request: Request, subject: Subject | None, channel: str) -> None:
+    """Raise Refused if `subject` is None or the caller may not read it. `channel`: its name for the message."""
     caller = caller_of(request)
     if subject is None or not await reads_of(request)(lambda c: has_right(c, caller, [subject])):
         raise Refused(403, "FORBIDDEN", f"This key may not listen to {channel[:200]!r}.")
 
 
 async def has_right(connection: Connection, caller: Caller, subjects: Sequence[Subject]) -> bool:
-    """Return True if the caller may read all of these subjects."""
+    """Return True if the caller may read all of these subjects, and the runs among them belong to its tenant."""
     runs = {subject.id for subject in subjects if subject.kind == "run"}
     return not await unreadable(connection, caller, subjects) and await _are_theirs(connection, caller, runs)
 
 
 async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[Subject]) -> set[Subject]:
-    """Return the subjects among these that the caller may not read, be the runs its tenant's or not."""
+    """Return the subjects that the caller lacks the permission or the scope to read. It is not checked whether runs
+    belong to its tenant."""
     wanted, whole = set(subjects), caller.scope == "ALL"
     hidden = {subject.id for subject in wanted if subject.kind == "fiche"}
     if hidden and caller.may("transcriptions.read"):
@@ -157,8 +159,8 @@ async def unreadable(connection: Connection, caller: Caller, subjects: Iterable[
 
 
 def permission_of(subject: Subject) -> str:
-    """Return the permission to read a run or a job; jobs of enrichment are known by their number, those of agents by
-    the form of their ids, those of automation by a name."""
+    """Return the permission to read a run or a job. The id tells the kind of a job: a number is one of enrichment, a
+    CUID one of an agent, any other text one of automation."""
     if subject.kind == "run":
         return "runs.read"
     if subject.id.isdecimal():
@@ -174,8 +176,8 @@ async def _are_theirs(connection: Connection, caller: Caller, run_ids: set[str])
 
 
 async def lost_rights(connection: Connection, joined: Mapping[int, Collection[str]]) -> set[tuple[int, str]]:
-    """Return the channels, by the id of an API key, that the key may not read any more; all of them if it was revoked,
-    has expired, or its tenant is disabled."""
+    """Return (key id, channel) for the channels in `joined`, given by the id of an API key, that the key may not read
+    any more; all channels of a key that was revoked, has expired, or whose tenant is disabled."""
     callers = {one.key_id: one for one in await keys.find_by_ids(connection, list(joined)) if not one.disabled}
     lost = set()
     for key_id, channels in joined.items():

@@ -68,6 +68,7 @@ WHY = Command("runs why", hides=("waiting", "limit", "offset"))
 
 
 async def exists(look: Look, run_id: int) -> None:
+    """Raise NotFound if the tenant has no such run."""
     await run_queries.check_tenant(look.connection, look.tenant, run_id)
 
 
@@ -163,8 +164,8 @@ async def start_run(act: Act, body: shapes.StartRun) -> Row:
 
 
 async def _digest(act: Act) -> str:
-    """Return a digest of the request, for the event key: an idempotency key that is reused for another request, after
-    its stored answer has expired, must start a new run."""
+    """Return a digest of the request's body, for the event key: an idempotency key that is reused for another request,
+    after its stored answer has expired, must start a new run."""
     return hashlib.sha256(await act.request.body()).hexdigest()[:12]
 
 

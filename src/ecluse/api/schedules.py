@@ -73,8 +73,8 @@ async def hidden(look: Look) -> Row:
 
 
 async def require_schedule(look: Look, schedule_id: int) -> None:
-    """Raise NotFound if the tenant has no such schedule (a deleted one counts: its slots stay), Refused if the caller
-    may not read its flow."""
+    """Raise NotFound if the tenant has no such schedule (a deleted one is accepted: its slots stay), Refused if the
+    caller may not read its flow."""
     row = await fetch_row(look.connection, KNOWN, (schedule_id, look.tenant))
     if row is None:
         raise NotFound(f"There is no schedule {schedule_id}.")
@@ -113,7 +113,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
     example="ecluse schedules create hello --name nightly --cron '30 2 * * *' --tz Europe/Paris",
 )
 async def create_schedule(act: Act, body: ScheduleBody) -> Row:
-    """Create a schedule of a flow; it is due for times from now on."""
+    """Create a schedule of a flow. Its due times before now are not run."""
     flow = flows.named(act, body.flow)
     flows.permit(act.caller, flow.name, "write")
     plan = plans_of(flow).parsed(flow, body.plan)
@@ -149,7 +149,7 @@ async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
 
 @SCHEDULE.does("enable", "FLOW_NOT_LOADED")
 async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
-    """Enable a schedule. Due times before now are not caught up on."""
+    """Enable a schedule. Due times that passed while it was disabled are not caught up on."""
     return await _switch(act, schedule_id, enabled=True)
 
 
@@ -168,7 +168,7 @@ async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row
 async def run_schedule(
     act: Act, schedule_id: ScheduleNumber, body: Annotated[RunNow | None, Body(examples=[{"plan": None}])] = None
 ) -> Row:
-    """Start a run of a schedule now, even if other runs of it are open. Due times are not affected."""
+    """Start a run of a schedule now, even if other runs of it are open. Its due times are not affected."""
     flow, row = await _of_caller(act, schedule_id)
     instead = None if body is None else body.plan
     fired = await plans_of(flow).fire(act.connection, flow, row, instead, act.request_id)

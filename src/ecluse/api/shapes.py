@@ -168,8 +168,8 @@ class StartRun(Body):
         None,
         min_length=1,
         max_length=400,
-        description="Names the decision to run: while that run is not over, a second start is a no-op. The event key "
-        "of the run is `request:` and this.",
+        description="Names the decision to start a run: while that run is open, a second start with this key starts "
+        "nothing. The event key of the run is `request:` followed by this key.",
     )
 
 

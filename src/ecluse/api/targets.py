@@ -75,7 +75,7 @@ class ItemInFull(ItemRow):
 
 
 class Effect(Shape):
-    """A wanted write at a vendor."""
+    """A write at a vendor, recorded before it is sent."""
 
     id: str
     stage: str
@@ -112,7 +112,7 @@ class Expected(Shape):
 
 
 class TargetInFull(TargetRow):
-    """A target of a run in full; each list has at most its first 200 rows."""
+    """A target of a run in full. Each list has at most its first 200 rows."""
 
     run_id: Id
     will_fail: Expected | None = Field(description="It has no outcome yet, but is known to fail.")
@@ -136,6 +136,7 @@ RUNS_OF_TARGET = Listing("runs", TargetRunRow, "run_targets", "runs.read", order
 
 
 async def known(look: Look, target: str) -> None:
+    """Raise NotFound if no run of the tenant has selected this target."""
     if await fetch_value(look.connection, ANY_RUN, (target, look.tenant)) is None:
         raise NotFound(f"There is no run with the target {storable(target, 50)}.")
 

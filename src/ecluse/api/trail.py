@@ -1,4 +1,4 @@
-"""The audit trail, for admins, as a list and as a file, and the outbox of events. Read-only."""
+"""Routes of the audit trail, for admins, as a list and as a file, and of the outbox of events. Read-only."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class TrailRow(Shape):
         description="`key:<id>` over HTTP, `cli:<user>` on the command line, `address:<…>` of invalid credentials.",
         examples=["key:3"],
     )
-    actor_name: str | None = Field(description="Of the key.")
+    actor_name: str | None = Field(description="Name of the key.")
     action: str = Field(examples=["run.end"])
     subject: str = Field(examples=["run:7"])
     reason: str | None
     request_id: str | None
-    times: int | None = Field(description="Of refusals: how many within the minute that begins at `at`.")
+    times: int | None = Field(description="Of refusals: their number within the minute that begins at `at`.")
 
 
 class TrailFilters(Filters):
@@ -75,14 +75,14 @@ EVENTS = Listing("events", EventRow, "event_list", "runs.read", filters=EventFil
 surface.listing(
     "/api/audit-trail",
     TRAIL,
-    list_trail="List what people and programs have started and changed, log-ins and refusals, the newest first. Admins"
-    " of the tenant `default` also see what belongs to no tenant.",
+    list_trail="List the audit trail, the newest entry first: starts and changes by people and programs, log-ins and"
+    " refusals. Admins of the tenant `default` also see entries that belong to no tenant.",
     command=Command("trail", columns=("at", "actor", "actor_name", "action", "subject", "times", "reason")),
 )
 surface.listing(
     "/api/events/outbox",
     EVENTS,
-    list_outbox="List events, the newest first: published, waiting to be, or failing, with their tries and last error.",
+    list_outbox="List the events of the outbox, the newest first: published, waiting or failing, with tries and error.",
     command=Command("events list", columns=("id", "event_type", "aggregate", "state", "tries", "error", "occurred_at")),
 )
 

@@ -131,7 +131,8 @@ def _kind(one: Pruned) -> Row:
     command=Command("retention prune", preview="show_retention"),
 )
 async def prune_now(act: Act, body: Prune) -> Row:  # noqa: ARG001 - its reason is recorded
-    """Have a scheduler delete old rows now instead of within five minutes, as the settings allow."""
+    """Ask a scheduler to delete the rows that are older than the settings keep them, now instead of within five
+    minutes."""
     administrators_only(act)
     if not await maintenance.ask(act.connection, "prune", "", act.caller.actor):
         act.changes_nothing()
