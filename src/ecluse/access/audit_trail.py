@@ -22,8 +22,8 @@ FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text
 
 
 class Entry(NamedTuple):
-    """A row of the audit trail. `actor` is `key:<id>` over HTTP and `cli:<user>` on the command line; `action` is
-    noun.verb."""
+    """A row of the audit trail. `actor` is `key:<id>` or `agent:<id>` over HTTP and `cli:<user>` on the command line;
+    `action` is noun.verb."""
 
     tenant: str
     actor: str

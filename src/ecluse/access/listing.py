@@ -1,6 +1,6 @@
 """Lists of rows, declared once: columns from a shape, a table or view to read them from, filters and an order. A list
-is always limited to the tenant and the scope of its caller. Pages are read by a cursor, which stays valid while rows
-are added, or by an offset."""
+is limited to the tenant of its caller, unless its rows belong to no tenant, and to the caller's scope. Pages are read
+by a cursor, which stays valid while rows are added, or by an offset."""
 
 from __future__ import annotations
 

@@ -227,8 +227,8 @@ class Surface:
         audit trail, with fields of the path and the answer; `action` None: no row is written there. `also`: other
         statuses of the answer, with the meaning of each. `before(asked, …, body)` is called before the transaction
         begins, for calls to a vendor; it gets the parameters of the path as text. `after(asked, answer)` is called once
-        the transaction is committed, and returns what is answered in place of `answer`, which is kept for
-        repetitions. With `together(acts)`, the requests of a tenant that arrive together are one transaction: the
+        the transaction is committed; the caller gets its result instead of `answer`, and a repetition gets `answer`,
+        which is stored. With `together(acts)`, the requests of a tenant that arrive together are one transaction: the
         declared function takes the place of `before` and checks one request, and `together` carries out several and
         returns an answer for each."""
 

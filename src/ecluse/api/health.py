@@ -1,4 +1,4 @@
-"""Routes without a key for supervisors and monitoring: liveness, readiness, metrics."""
+"""Routes for supervisors and monitoring, which need no key: liveness, readiness, metrics."""
 
 from __future__ import annotations
 

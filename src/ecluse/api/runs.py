@@ -191,8 +191,8 @@ async def preview_end_of_run(look: Look, run_id: RunId) -> Row:
     command=Command("runs end", preview="preview_end_of_run"),
 )
 async def end_run(act: Act, run_id: RunId, body: shapes.Reason) -> Row:
-    """End a run now: it is cancelled, by this key and for this reason. No more items of it are started, nor of the runs
-    that only it waits for; targets that are not finished get the code `CANCELLED`."""
+    """End a run now: it is cancelled, in the name of the caller's key and with this reason. No more items of it are
+    started, nor of the runs that only it waits for; targets that are not finished get the code `CANCELLED`."""
     flow, run = await run_of(act, run_id, "write")
     recorded = partial(record, act.connection, act.request, "run.end", f"run:{run_id}", body.reason)
     if not await end_by_operator(act.connection, flow, run, body.reason, by=act.caller.name, record=recorded):

@@ -130,7 +130,8 @@ async def deliver(
     connection: Connection, new_deliveries: Sequence[NewDelivery], *, again: bool = False
 ) -> list[Started]:
     """Insert the runs and rows of these deliveries in the caller's transaction, each once per recipient and event;
-    return the runs. `again`: events that were delivered before are delivered again."""
+    return the runs, among them those that existed already. `again`: events that were delivered before are delivered
+    again."""
     if not new_deliveries:
         return []
     new_deliveries = list({(one.tenant_id, _key(one)): one for one in new_deliveries}.values())

@@ -161,7 +161,8 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
 
 
 def _refusal(code: int, answer: str) -> VendorError:
-    """Return the error for an answer of the server that refuses the mail: permanent from 500 on."""
+    """Return the error for an answer of the server that refuses the mail: permanent for codes from 500 on, otherwise
+    transient."""
     message = storable(masked(f"the mail server: {code} {answer}"))
     if code >= 500:
         return PermanentError(message, code="MAIL_REFUSED")

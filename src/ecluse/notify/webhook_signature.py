@@ -15,7 +15,7 @@ OLD_SECRET_SIGNS = timedelta(days=1)
 
 
 def new_secret() -> str:
-    """Return a random signing secret, in the form of the specification."""
+    """Return a random signing secret, in the form of Standard Webhooks (`whsec_…`)."""
     return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
 
 

@@ -91,7 +91,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Resources:
-    """The `vendors` of the notifications flow."""
+    """The resources of the notifications flow, which its work functions get as `context.vendors`."""
 
     setup: Setup
     pool: Pool

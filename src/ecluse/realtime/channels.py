@@ -52,7 +52,8 @@ def channel_name(subject: Subject, private: bool) -> str:
 
 
 def _name(kind: Kind, id_: Any, private: bool) -> str | None:
-    """Return the channel about the record with this id; None if there is no usable id."""
+    """Return the channel about the record with this id; None if there is no usable id. An id that makes no valid name
+    is logged."""
     if isinstance(id_, bool) or not isinstance(id_, str | int) or id_ == "":
         return None
     name = channel_name(Subject(kind, str(id_)), private)
@@ -70,7 +71,8 @@ def encoded(payload: Any) -> bytes:
 
 def fit(payload: Mapping[str, Any], limit: int) -> bytes:
     """Encode a payload as a JSON object of at most `limit` bytes (at least 18). If it does not fit, values are
-    shortened, then left out; values that identify the event (ids, statuses, numbers) are left out last."""
+    shortened, then left out; values that identify the event (ids, statuses, numbers) are left out last. Fields that
+    cannot be encoded are left out. A payload that lost something has `truncated`: true."""
     try:
         whole = encoded(payload)
     except ValueError:  # invalid UTF-8, nested too deeply, or a cycle
@@ -121,7 +123,8 @@ def _correlates(name: str, value: Any) -> bool:
 
 
 def _cut(value: Any, most: int, longest: int) -> Any:
-    """Return the value with lists and objects of at most `most` entries, and texts of at most `longest` characters."""
+    """Return the value with lists and objects of at most `most` entries, and texts cut to `longest` characters and an
+    ellipsis. Fields that identify the event are not cut."""
     match value:
         case str() as text if len(text) > longest:
             return text[:longest] + "…"

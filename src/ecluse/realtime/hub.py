@@ -233,7 +233,7 @@ class Hub:
                 self.dropped["too slow"] += 1
 
     def _heard(self, tenant: str, channels: Sequence[str]) -> bool:
-        """Return True if a listener of this process subscribes to one of the channels."""
+        """Return True if a listener of this process subscribes to one of the channels or to the whole tenant."""
         return any((tenant, channel) in self._by_key for channel in (*channels, WHOLE_TENANT))
 
     def _wanted(self, tenant: str, channels: Sequence[str]) -> bool:
@@ -241,7 +241,8 @@ class Hub:
         return any(onward.wants(tenant, channels) for onward in self.onward)
 
     async def drain(self, seconds: float = 0.5) -> None:
-        """Close all listeners, so that clients reconnect to another replica; wait for them at most `seconds`."""
+        """Set `stopping` and close all listeners, so that clients reconnect to another replica; wait for them at most
+        `seconds`."""
         self.stopping = True
         for listener in self.listeners:
             listener.disconnect(*RECONNECT)

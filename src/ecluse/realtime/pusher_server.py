@@ -152,7 +152,7 @@ class Connection:
             await self._socket.send_text(text)
 
     async def _read(self) -> None:
-        """Handle the messages of the client, until it disconnects."""
+        """Handle the messages of the client, until it disconnects or sends one that is too large."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -168,7 +168,8 @@ class Connection:
                 self._handle(text)
 
     def _handle(self, text: str) -> None:
-        """Handle one message of the client."""
+        """Handle one message of the client: a ping or pong, a subscription or its end, or a client event. Any other
+        message is answered with an error."""
         try:
             message = from_json(text)
         except ValueError:
@@ -218,8 +219,8 @@ class Connection:
         return granted(self._app.key, self._app.secret, self.id, channel, auth) if isinstance(auth, str) else None
 
     def _pass_on(self, event: str, channel: str, data: Any) -> None:
-        """Publish a client event on a private channel that the socket is subscribed to, if it is within the rate
-        limit."""
+        """Publish a client event on a private channel that the socket is subscribed to; beyond the rate limit, or on
+        another channel, send an error instead."""
         second = int(self._now())
         if len(event) > LONGEST_NAME or not channel.startswith(PRIVATE) or channel not in self._listener.channels:
             self._send_error("Client events are for private channels that the socket is subscribed to", 4301)

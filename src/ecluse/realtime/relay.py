@@ -135,8 +135,8 @@ class Relay:
                     del self._elsewhere[tenant, channel]
 
     async def run(self) -> None:
-        """Read the subscriptions of other replicas, store those of this one, and send queued messages, until
-        cancelled."""
+        """Read the subscriptions of other replicas, store those of this one, and send queued messages, until cancelled.
+        While the database is unavailable, queued messages are dropped and counted."""
         clock = asyncio.get_running_loop().time
         while True:
             self._wake.clear()
@@ -161,7 +161,8 @@ class Relay:
                 await asyncio.sleep(GATHER_SECONDS)
 
     async def leave(self) -> None:
-        """Delete this replica's subscriptions from the table and notify the others."""
+        """Delete this replica's subscriptions from the table and notify the others. If the database is unavailable,
+        that is logged, and the others time the subscriptions out."""
         try:
             async with self._pool.connection() as connection:
                 await connection.execute(LEAVE, (self._replica,))
@@ -230,7 +231,8 @@ class Relay:
             await connection.execute(PASS_ON, (list(self._packed(pieces)),))
 
     def _pieces(self, message: Message) -> Iterator[str]:
-        """Yield the message as parts of notices, each for at most CHANNELS_AT_ONCE of its channels."""
+        """Yield the message as parts of notices, each for at most CHANNELS_AT_ONCE of its channels. Of a message with
+        more channels, only those that other replicas subscribe to are sent."""
         channels = message.channels
         if len(channels) > CHANNELS_AT_ONCE:
             channels = [name for name in channels if (message.tenant, name) in self._elsewhere]

@@ -135,7 +135,8 @@ class Realtime:
 
 
 async def _again_and_again(name: str, job: Callable[[], Awaitable[None]]) -> None:
-    """Run a part forever: when it ends or fails, restart it after a pause."""
+    """Run a part of realtime until cancelled: when it ends or fails, log the failure and restart it after
+    AGAIN_SECONDS."""
     while True:
         try:
             await job()
