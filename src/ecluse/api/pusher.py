@@ -99,7 +99,9 @@ async def _signed(request: Request, app_id: str) -> App:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
     app = await realtime.apps.with_id(writes_of(request).pool, wanted)
     if app is None:
-        raise BadCredentials("The request is not signed by this app: there is no such app.")
+        raise BadCredentials(
+            "The request is not signed by this app: there is no app with this id, or auth_key is wrong."
+        )
     signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
     now = kit_of(request).clock.now().timestamp()
     if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
