@@ -143,8 +143,8 @@ def test_an_enabled_schedule_stores_its_next_due_time_by_cron_and_window(client,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"cronExpression": "61 * * * *"}, "cron"),
-        ({"cronExpression": "every day"}, "cron"),
+        ({"cronExpression": "61 * * * *"}, "Cron '61 * * * *': bad minute"),
+        ({"cronExpression": "every day"}, "Cron 'every day': 2 fields"),
         ({"cronExpression": None}, "cronExpression"),
         ({"timezone": "Europe/Atlantis"}, "Atlantis"),
         ({"executionWindowStart": "02:00"}, "window"),

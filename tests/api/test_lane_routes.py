@@ -191,7 +191,7 @@ def test_what_all_tenants_share_is_changed_by_an_admin_of_the_first_only(admin, 
     for key in (api.key, new_key(dsn, "admin", "rival"), new_key(dsn, "viewer")):
         answer = admin.with_key(key).ask(method, path, body)
         assert (answer.status, answer.code) == (403, "FORBIDDEN")
-    assert "admin key of default" in api.ask(method, path, body).json["error"]["message"]
+    assert "admin key of the tenant default" in api.ask(method, path, body).json["error"]["message"]
     acting = admin.ask(method, path, body, headers={"Ecluse-Tenant": "rival"})
     assert acting.status == 403, "not on behalf of a tenant"
     assert query(EVERY_LANE) == before
