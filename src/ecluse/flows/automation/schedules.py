@@ -33,7 +33,7 @@ from ecluse.flows.automation.selection_model import Selection, kinds_needed
 from ecluse.flows.connections import lanes
 from ecluse.flows.connections import records as connections
 from ecluse.flows.connections.records import Kind, schedule_crm_key_name
-from ecluse.notify import addresses
+from ecluse.notify import confirmation_requests
 from ecluse.notify.rules import why_refused
 from ecluse.notify.webhook_signature import new_secret, old_name, schedule_url_name, schedule_webhook_secret_name
 from ecluse.retention.kinds import Aged

@@ -22,10 +22,10 @@ from ecluse.db.groups import Groups
 from ecluse.db.query import Row
 from ecluse.db.reads import Reads
 from ecluse.engine import read_published
-from ecluse.flows.enrichment import erasure, requests, rules, states
+from ecluse.flows.enrichment import erasure, requests, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.requests import Desk, Launched
-from ecluse.flows.enrichment.states import Trigger
+from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 
 surface = Surface("enrichment")
 READ, WRITE = "requests.read", "requests.write"
@@ -197,7 +197,7 @@ async def _create(acts: Sequence[Act]) -> list[Row]:
     refuses=("CONFLICT",),
     command=Command("enrich", arguments=("company_siren",), example="ecluse enrich 552049447"),
 )
-async def create_request(asked: CallerRequest, body: NewRequest) -> states.TriggerRequest:
+async def create_request(asked: CallerRequest, body: NewRequest) -> TriggerRequest:
     """Ask for a company. Fresh data are answered at once; otherwise the registers are asked, and the answer waits for
     them until the request is 1.2 s old: `enrichment_status` says how far it is."""
     siren, siret = rules.identifiers(body.company_siren, body.company_siret)
@@ -301,9 +301,9 @@ def _desk(asked: CallerRequest, connection: Connection) -> Desk:
     return Desk(connection, asked.kit.flow(rules.FLOW), _config(asked))
 
 
-def _about(asked: CallerRequest, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> states.TriggerRequest:
+def _about(asked: CallerRequest, request_id: int, siren: str, siret: str | None, trigger: Trigger) -> TriggerRequest:
     key = f"{trigger}:{asked.request_id}"
-    return states.TriggerRequest(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
+    return TriggerRequest(asked.tenant, siren, trigger, asked.request_id, request_id, siret, key)
 
 
 async def _launch(asked: CallerRequest, connection: Connection, row: Row, trigger: Trigger) -> Launched:
