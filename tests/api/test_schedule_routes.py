@@ -82,7 +82,7 @@ def test_a_schedule_of_any_flow_is_made_shown_changed_switched_and_deleted(share
         ({"plan": {"targets": 5}}, "plan: targets"),
         ({"cron": "61 * * * *"}, "bad minute"),
         ({"timezone": "Europe/Pari"}, "did you mean Europe/Paris?"),
-        ({"window_start": "08:00"}, "An execution window has a start and an end"),
+        ({"window_start": "08:00"}, "Execution window: give both start and end"),
         ({"window_start": "8", "window_end": "9"}, "8"),
         ({"name": " "}, "name"),
         ({"overlap": "never"}, "overlap"),

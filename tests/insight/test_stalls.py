@@ -10,7 +10,7 @@ from ecluse.engine import Waiter, put_waiters
 from ecluse.insight import run_queries
 from ecluse.insight.stalls import Stall, stalls
 from ecluse.insight.waiting import why_run
-from ecluse.web import standing
+from ecluse.web import run_state
 from tests.support.engine_flows import open_board
 
 
@@ -69,7 +69,7 @@ async def test_a_list_says_of_a_run_what_its_page_says(board, query):
             row = await run_queries.show_run(connection, "default", run.id)
             waits = await why_run(connection, "default", run.id)
             ((now,),) = query("SELECT ecluse_now()")
-            shown = await standing.of(connection, row, now, waits)
+            shown = await run_state.of(connection, row, now, waits)
         assert waits.progress_at == done_at
         assert (listed.quiet_since if listed else None) == shown.quiet_since == (done_at if quiet else None)
 

@@ -100,8 +100,8 @@ def test_rounds_and_executions_have_the_numbers_of_the_api(operator, pages_dsn, 
         fill("INSERT INTO rule_executions (run_id, rule_run_id, kind, number) VALUES (%s, %s, 'apply', %s)"
              " RETURNING run_id", execution, run, number)  # fmt: skip
     shown = operator.shown(f"/ui/pricing/runs/{run}")
-    assert "apply 0 its rows are deleted first" in shown
-    assert "apply 1 its rows are deleted" in shown
+    assert "apply 0 deleted by retention first" in shown
+    assert "apply 1 deleted by retention" in shown
     assert "At From To Retry round By" in shown
 
 

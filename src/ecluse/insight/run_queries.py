@@ -232,7 +232,7 @@ def failed_alike(failed: int, selected: int, code: str) -> str:
     code."""
     if failed == selected:
         return f"the only target failed: {code}" if failed == 1 else f"all {failed:,} targets failed: {code}"
-    return f"{failed:,} of {selected:,} targets failed, each of them: {code}"
+    return f"{failed:,} of {selected:,} targets failed{', each of them' if failed > 1 else ''}: {code}"
 
 
 async def will_fail(connection: Connection, run_id: int) -> Row:

@@ -37,7 +37,7 @@ async def by_name(_: WorkContext, item: Item) -> Result:
     [
         (["a", "b"], ("completed", 2, 2, 0, 0), None),
         (["a", "bad", "down"], ("partial", 3, 1, 2, 0), None),
-        (["bad", "gone"], ("failed", 2, 0, 1, 1), None),
+        (["bad", "gone"], ("failed", 2, 0, 1, 1), "1 of 2 targets failed: REFUSED"),
         (["a", "gone"], ("completed", 2, 1, 0, 1), None),
         (["gone"], ("completed", 1, 0, 0, 1), "all_ignored"),
         ([], ("completed", 0, 0, 0, 0), "no_targets"),

@@ -31,7 +31,7 @@ CHORES = flow(stage(), "chores", story=None)
         ({"cron": "61 * * * *"}, "bad minute"),
         ({"cron": ""}, "0 fields"),
         ({"timezone": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
-        ({"window_start": "02:00"}, "a start and an end"),
+        ({"window_start": "02:00"}, "give both start and end"),
         ({"window_start": "02:00", "window_end": "02:00"}, "must differ"),
         ({"input": {"targets": 7}}, "input of flow test: targets"),
         ({"flow": CHORES}, "cannot be scheduled"),
