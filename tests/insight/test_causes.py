@@ -100,7 +100,7 @@ async def test_a_place_far_behind_is_not_counted(board, query, monkeypatch):
     query(REPLICA, "one", ["test/work"], 0)
     found = await ask(board, run)
     assert [one.position for one in found] == [1, 3, 4, None, None]
-    assert "at least 5 before it" in found[-1].detail
+    assert "at least 5 calls before it" in found[-1].detail
 
 
 async def test_an_item_that_waits_for_its_retry_says_when_and_after_what(start_kit, dsn, query):

@@ -165,7 +165,7 @@ async def test_items_that_share_a_call_count_as_one(board, query):
     expected = {**{f"a{n}": 3 for n in range(3)}, **{f"b{n}": 4 for n in range(3)}, "alone": 7}
     expected |= {"a3": 5, "a4": 5, "b3": 6, "b4": 6}
     assert {key: one.position for key, one in found.items()} == expected
-    assert found["alone"].detail.endswith("; 7 before it")
+    assert found["alone"].detail.endswith("; 7 calls before it")
     (group,) = (await ask(board, run.id)).groups
     assert (group.cause, group.count) == ("throttled", 11)
     # Each call takes two permits, as it reads before it writes.
@@ -179,6 +179,20 @@ async def test_the_last_of_many_batches_is_told_at_least_the_calls_that_were_cou
     batches_of(query, most=250)
     (group,) = (await ask(board, run.id)).groups
     assert (group.last_at - group.first_at).total_seconds() == pytest.approx(3 * 2 / 0.98, abs=0.01)
+
+
+async def test_of_another_tenant_no_more_calls_count_than_its_turns(board, query, monkeypatch):
+    monkeypatch.setattr(waiting, "MOST_COUNTED", 16)  # eight of each tenant
+    await board.lane(max_per_key=1, per_second=0.5)
+    await board.run(8, tenant="other", name="other")
+    run = await board.run([NewItem(f"{g}{n}", group=g) for g in "abcdef" for n in range(4)])
+    batches_of(query, most=4, permits=2)
+    (group,) = (await ask(board, run.id)).groups
+    # One permit of the other tenant before the first call; five calls of its own before the last, two permits each.
+    assert (group.last_at - group.first_at).total_seconds() == pytest.approx(5 * 2 * 2 / 0.98, abs=0.01)
+    async with board.pool.connection() as connection:
+        found = {one.key: one.position for one in await why(connection, "default", run.id, limit=50)}
+    assert (found["a0"], found["b3"], found["c0"]) == (1, 3, None)
 
 
 async def test_a_batch_in_flight_is_one_call_and_takes_one_slot(board, query):

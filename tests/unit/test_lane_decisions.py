@@ -187,7 +187,7 @@ def test_a_cap_per_minute_is_a_rate():
 
 PLAIN = Facts(
     now=NOW, id=1, run_id=7, flow="test", stage="work", key="k", target="t", due_at=NOW, executions=0, crashes=0,
-    suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3, counted=9,
+    suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3, permits_ahead=3, counted=9,
     lane="lane", paused_at=None, paused_reason=None, held_until=None, held_reason=None, down_since=None,
     clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
     in_flight=0,
@@ -204,10 +204,10 @@ RATED = {"per_second": 1 / 6, "spacing": 6 * SECOND, "next_free_at": NOW + 4 * S
 LATER = NOW + 30 * SECOND
 
 WHY = [
-    ({}, "queued", "all 10 worker slots of 1 replicas are busy; 3 before it", None),
-    ({"pace": 1.5}, "queued", "3 before it", NOW + 2 * SECOND),
+    ({}, "queued", "all 10 worker slots of 1 replicas are busy; 3 calls before it", None),
+    ({"pace": 1.5}, "queued", "3 calls before it", NOW + 2 * SECOND),
     ({"busy": 9, "position": 0}, "queued", "about to be claimed", NOW),
-    ({"pace": 1.5, "position": None}, "queued", "at least 9 before it", None),
+    ({"pace": 1.5, "position": None}, "queued", "at least 9 calls before it", None),
     (PAUSED, "paused", "was paused by an operator: invoice", None),
     (PAUSED | HELD | FAILED | {"due_at": LATER}, "paused", "invoice", None),
     (HELD, "held", "until 2026-03-01 12:01:00Z: as the vendor asked (Retry-After)", NOW + 60 * SECOND),
@@ -220,7 +220,7 @@ WHY = [
         "lane lane: vendor down since 2026-03-01 11:59:51Z, next probe 2026-03-01 12:01:00Z",
         NOW + 60 * SECOND,
     ),
-    (DOWN | {"probing": True}, "breaker", "one call at a time probes it; 3 before it", None),
+    (DOWN | {"probing": True}, "breaker", "one call at a time probes it; 3 calls before it", None),
     (
         FAILED | {"due_at": LATER, "position": None},
         "retry",
@@ -233,9 +233,9 @@ WHY = [
     (LEASED | RATED | {"due_at": LATER}, "lease", "run 3 has it", None),
     (LEASED | HELD, "held", "Retry-After", NOW + 60 * SECOND),
     (LEASED | {"postponed_cause": "postponed", "due_at": LATER, "position": None}, "postponed", "run 3 has it", LATER),
-    (LEASED | {"postponed_cause": "postponed"}, "queued", "3 before it", None),
+    (LEASED | {"postponed_cause": "postponed"}, "queued", "3 calls before it", None),
     (HELD | {"held_reason": f"{TRIGGERED}: 503"}, "breaker", "until 2026-03-01 12:01:00Z", NOW + 60 * SECOND),
-    ({"crashes": 7}, "queued", "3 before it", None),
+    ({"crashes": 7}, "queued", "3 calls before it", None),
     (
         {"crashes": 3, "suspicion": 1},
         "suspect",
@@ -248,7 +248,7 @@ WHY = [
     ({"probing": True}, "breaker", "one call at a time", None),
     ({"max_in_flight": 2, "in_flight": 2, "pace": 3.0}, "in flight", "has its 2 calls", NOW + SECOND),
     ({"max_per_key": 1, "key_full": True}, "per key", "1 of its group are in flight", None),
-    (RATED, "throttled", "starts 10 calls a minute; 3 before it", NOW + 22 * SECOND),
+    (RATED, "throttled", "starts 10 calls a minute; 3 calls before it", NOW + 22 * SECOND),
 ]
 
 
@@ -270,7 +270,7 @@ def test_a_waiting_item_has_a_cause_and_an_instant_where_one_is_known(facts, cau
         ),
         (HELD | {"held_reason": f"{TRIGGERED}: 4711"}, "is held until 2026-03-01 12:01:00Z: its breaker is open"),
         (BROKEN, "vendor down since 2026-03-01 11:59:51Z, next probe 2026-03-01 12:01:00Z"),
-        (DOWN | {"probing": True}, "one call at a time probes it; 3 before it"),
+        (DOWN | {"probing": True}, "one call at a time probes it; 3 calls before it"),
     ],
 )
 def test_a_tenant_does_not_see_the_vendors_answers_to_others(facts, says):
@@ -285,7 +285,7 @@ def test_what_waits_for_the_same_cause_is_one_group_with_its_first_and_last_star
     assert group.detail == "lane lane starts 10 calls a minute"
     assert (group.first_at, group.last_at) == (NOW + 22 * SECOND, NOW + 622 * SECOND), "at the earliest"
     assert [one.key for one in group.sample] == ["k", "far"]
-    other = grouped([replace(rated, position=0)], 1)
+    other = grouped([replace(rated, position=0, permits_ahead=0)], 1)
     (both,) = merged([group, other])
     assert (both.count, both.first_at, both.last_at) == (102, NOW + 4 * SECOND, NOW + 622 * SECOND)
     unpredictable = grouped([replace(rated, position=None)], 5)

@@ -124,7 +124,9 @@ ONE_TENANT = "SELECT * FROM tenant_list WHERE id = %s"
 OPEN_RUNS = "SELECT count(*)::int FROM runs WHERE tenant_id = %s AND ended_at IS NULL"
 DISABLING = """
 WITH open AS MATERIALIZED (SELECT id FROM runs WHERE tenant_id = %(tenant)s AND ended_at IS NULL),
-calls AS (SELECT sum(c.in_flight) AS count FROM claims c JOIN open ON open.id = c.run_id WHERE c.in_flight > 0)
+calls AS (  -- a claim without a lane holds items of another claim's calls
+    SELECT sum(c.in_flight) AS count FROM claims c JOIN open ON open.id = c.run_id
+    WHERE c.in_flight > 0 AND c.lane_id IS NOT NULL)
 SELECT id, disabled_at, (SELECT count(*) FROM open)::int AS open_runs,
        coalesce((SELECT count FROM calls), 0)::int AS calls_in_flight
 FROM tenants WHERE id = %(tenant)s

@@ -71,7 +71,8 @@ class Facts:
     postponed_cause: Literal["lease", "postponed", "budget"] | None
     postponed_why: str | None
     position: int | None
-    counted: int  # calls for the due items in the queue of its lane, as far as these were counted
+    permits_ahead: float | None  # of the rate of its lane, that the calls before its own take
+    counted: int  # calls before the end of the counted part of its tenant's queue: at least so many are before it
     lane: str
     paused_at: datetime | None
     paused_reason: str | None
@@ -175,8 +176,8 @@ def detail_with_position(item: Facts) -> str:
     detail = detail_of(item)
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
-    before = f"at least {item.counted}" if item.position is None else item.position
-    return f"{detail}; {before} before it"
+    number, bound = (item.counted, "at least ") if item.position is None else (item.position, "")
+    return f"{detail}; {bound}{number} call{'' if number == 1 else 's'} before it"
 
 
 def expected(item: Facts) -> datetime | None:
@@ -190,7 +191,7 @@ def expected(item: Facts) -> datetime | None:
     start = max(item.now, item.due_at, item.held_until or item.now)
     position = item.position or 0
     if item.spacing is not None and item.next_free_at is not None:
-        return max(start, item.next_free_at) + position * item.permits * item.spacing
+        return max(start, item.next_free_at) + (item.permits_ahead or 0) * item.spacing
     if start > item.now or (position == 0 and item.busy < item.hands):
         return start
     return item.now + timedelta(seconds=position / item.pace) if item.pace else None
@@ -200,9 +201,12 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
     """Return the group of `count` items with the same cause. `items` holds the facts of some of them: the first in the
     queue, examples, and the last; at most SAMPLE of them are named as examples."""
     first, last = items[0], items[-1]
-    if last.position is None and first.position is not None:
-        least = first.position + (count - 1) // last.batch
-        last = replace(last, position=least if last.batch == 1 else max(least, last.counted - 1))
+    if last.position is None and first.position is not None and first.permits_ahead is not None:
+        own = (count - 1) // last.batch
+        position = max(first.position + own, last.counted - 1)  # it may share the last of the counted calls
+        # A lower bound: calls of other stages take at least one permit.
+        permits = first.permits_ahead + (position - first.position) + own * (last.permits - 1)
+        last = replace(last, position=position, permits_ahead=permits)
     cause, detail = cause_of(first), detail_of(first)
     if cause == "retry" and count > 1:
         when = f"from {instant(first.due_at)} to {instant(last.due_at)}"

@@ -10,6 +10,7 @@ from ecluse.engine.model.flow import Flow, Run
 
 # A target is finished if `outcomes.SETTLE` will find it so: it has its outcome, an item of it has failed or is ignored,
 # or it has been through a last stage. A target that another run works on is in flight if that run has calls in flight.
+# A claim without a lane holds items of another claim's calls.
 PREVIEW = """
 WITH children AS MATERIALIZED (
     SELECT c.id, w.target, EXISTS (
@@ -18,7 +19,7 @@ WITH children AS MATERIALIZED (
           AND (o.waiter_run_id IS NULL OR (r.id IS NOT NULL AND r.ended_at IS NULL))) AS goes_on
     FROM run_waiters w JOIN runs c ON c.id = w.run_id AND c.ended_at IS NULL WHERE w.waiter_run_id = %(run)s),
 in_hand AS MATERIALIZED (
-    SELECT run_id, sum(in_flight)::int AS calls FROM claims
+    SELECT run_id, coalesce(sum(in_flight) FILTER (WHERE lane_id IS NOT NULL), 0)::int AS calls FROM claims
     WHERE in_flight > 0 AND (run_id = %(run)s OR run_id IN (SELECT id FROM children)) GROUP BY run_id),
 items_of AS (
     SELECT target, bool_or(status IN ('failed', 'ignored'))

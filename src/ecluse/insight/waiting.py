@@ -116,7 +116,7 @@ queued AS MATERIALIZED (
     SELECT i.*, w.lane_id, w.tenant_id
     FROM clock, (SELECT *, count(*) OVER (PARTITION BY lane_id) AS tenants FROM waiting WHERE tenant_id IS NOT NULL) w,
     LATERAL (SELECT id, order_at, due_at, run_id, flow, stage, group_key, suspicion FROM items
-             WHERE lane_id = w.lane_id AND tenant_id = w.tenant_id AND claim_id IS NULL
+             WHERE lane_id = w.lane_id AND tenant_id = w.tenant_id AND claim_id IS NULL AND NOT permanent
              ORDER BY order_at, id LIMIT greatest(1, %(most)s / w.tenants)) i WHERE i.due_at <= now),
 -- what a call of a stage is, as its workers say: of different versions, the larger
 call AS MATERIALIZED (
@@ -136,13 +136,14 @@ leader AS (
     FROM mates),
 place AS MATERIALIZED (
     SELECT q.id, coalesce(m.leader, q.id) AS leader, q.lane_id, q.tenant_id,
-           count(*) FILTER (WHERE coalesce(m.leader, q.id) = q.id)
-               OVER (PARTITION BY q.lane_id, q.tenant_id ORDER BY q.order_at, q.id) - 1 AS ahead
-    FROM queued q LEFT JOIN leader m ON m.id = q.id),
-due AS MATERIALIZED (
-    SELECT p.id, p.lane_id, p.tenant_id, l.ahead
-    FROM mine m JOIN place p ON p.id = m.id JOIN place l ON l.id = p.leader),
-line AS MATERIALIZED (SELECT lane_id, tenant_id, max(ahead) + 1 AS n FROM place GROUP BY 1, 2),
+           count(*) FILTER (WHERE coalesce(m.leader, q.id) = q.id) OVER line - 1 AS ahead,
+           coalesce(c.permits, 1) AS permits,
+           coalesce(sum(coalesce(c.permits, 1)) FILTER (WHERE coalesce(m.leader, q.id) = q.id) OVER line, 0) AS taken
+    FROM queued q LEFT JOIN leader m ON m.id = q.id LEFT JOIN call c ON c.name = q.flow || '/' || q.stage
+    WINDOW line AS (PARTITION BY q.lane_id, q.tenant_id ORDER BY q.order_at, q.id)),
+line AS MATERIALIZED (
+    SELECT lane_id, tenant_id, max(ahead) + 1 AS n, max(taken)::float / (max(ahead) + 1) AS permits
+    FROM place GROUP BY 1, 2),
 crew AS MATERIALIZED (
     SELECT s.flow, s.stage, count(r.id)::int AS workers, coalesce(sum(r.hands), 0)::int AS hands,
            coalesce(sum(c.busy), 0)::int AS busy
@@ -153,9 +154,12 @@ crew AS MATERIALIZED (
     GROUP BY s.flow, s.stage)
 SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.executions, m.crashes, m.suspicion,
        m.error_code, m.error, m.postponed_cause, m.postponed_why,
-       (d.ahead + (SELECT coalesce(sum(least(o.n, d.ahead + 1)), 0) FROM line o
+       (p.ahead + (SELECT coalesce(sum(least(o.n, p.ahead + 1)), 0) FROM line o
                    WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::int AS position,
-       (SELECT coalesce(sum(n), 0) FROM line o WHERE o.lane_id = m.lane_id)::int AS counted,
+       (p.taken - p.permits + (SELECT coalesce(sum(least(o.n, p.ahead + 1) * o.permits), 0) FROM line o
+                               WHERE o.lane_id = m.lane_id AND o.tenant_id <> m.tenant_id))::float AS permits_ahead,
+       coalesce((SELECT sum(least(o.n, y.n)) FROM line y JOIN line o ON o.lane_id = y.lane_id
+                 WHERE y.lane_id = m.lane_id AND y.tenant_id = m.tenant_id), 0)::int AS counted,
        l.name AS lane, l.paused_at, l.paused_reason,
        CASE WHEN l.held_until > now THEN l.held_until END AS held_until,
        l.held_reason, CASE WHEN l.trips > 0 THEN l.failing_since END AS down_since,
@@ -166,7 +170,7 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, coalesce(k.batch, 1) AS batch,
        coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
-LEFT JOIN due d ON d.id = m.id LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
+LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
 
 # The table does not exist before the first server has led a run.

@@ -27,9 +27,8 @@ tree AS MATERIALIZED (
 # calls are in flight, however many runs there are. A claim without a lane holds items of another claim's calls.
 IN_FLIGHT = """
 busy AS MATERIALIZED (
-    SELECT run_id, (sum(in_flight) FILTER (WHERE lane_id IS NOT NULL))::int AS calls, min(taken_at) AS since
-    FROM claims WHERE in_flight > 0
-    GROUP BY run_id),
+    SELECT run_id, sum(in_flight)::int AS calls, min(taken_at) AS since FROM claims
+    WHERE in_flight > 0 AND lane_id IS NOT NULL GROUP BY run_id),
 above AS MATERIALIZED (
     SELECT run_id AS busy_run, run_id AS id FROM busy
     UNION
