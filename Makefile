@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-retention bench-fairness bench-pricing bench-enrichment bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs chaos-enrichment coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-lists bench-retention bench-fairness bench-pricing bench-enrichment bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs chaos-enrichment coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench-automation: .venv/.ready ## What the automation flow costs above its calls
 
 bench-start: .venv/.ready ## Time from the answer to a start to the first vendor call, one replica and three
 	$(BIN)/python -m bench.start
+
+bench-lists: .venv/.ready ## How long lists and pages take with 100,000 runs; JSON=1 prints JSON
+	$(BIN)/python -m bench.lists $(if $(filter 1,$(JSON)),--json)
 
 bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
 	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)

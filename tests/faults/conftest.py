@@ -20,6 +20,8 @@ from tests.support.fork_server import ForkServer
 from tests.support.servers import Server
 
 AT_ONCE = 6
+# The replicas of many cases, and for some seconds the sessions of killed ones, share the connections of one server.
+SMALL_POOLS = {"ECLUSE_DB_POOL": "3"}
 DISK_MEGABYTES = 48
 Opened = Callable[..., World]
 
@@ -59,8 +61,9 @@ def played(case: Case, subject: Subject, shared: Postgres, fork_server: ForkServ
         postgres = shared if case.needs == "nothing" else stack.enter_context(own_postgres(folder))
         if case.needs == "small disk":
             disk, tablespace = stack.enter_context(small_disk(postgres, folder, DISK_MEGABYTES)), SmallDisk.NAME
+        variables = {**case.heart, **(SMALL_POOLS if postgres is shared else {})}
         world = stack.enter_context(
-            open_world(subject, postgres, fork_server, folder, heart=case.heart, tablespace=tablespace)
+            open_world(subject, postgres, fork_server, folder, heart=variables, tablespace=tablespace)
         )
         world.disk = disk
         case.play(world)

@@ -145,9 +145,8 @@ class World:
         self.fork_server = fork_server
         self.sandbox = sandbox
         self.folder = folder
-        # Its own directory: servers write the key there that commands use. Small pools: the replicas of many cases, and
-        # for some seconds the sessions of killed ones, share the connections of one server.
-        own = {"ECLUSE_DATA_DIR": str(folder), "ECLUSE_DB_POOL": "3"}
+        # Its own directory: servers write the key there that commands use.
+        own = {"ECLUSE_DATA_DIR": str(folder)}
         self.environment: dict[str, str] = {**heart, **LOGGED, **own, **subject.environment(sandbox.url)}
         self.replicas: list[Replica] = []  # the dead ones too
         self.runs: dict[str, list[str]] = {}  # their targets, by event key

@@ -79,7 +79,8 @@ def test_the_first_tenant_is_told_to_connect_what_the_environment_lacks(printed,
         "schedules",
     )
     assert "none, neither here nor in the server's environment" in reader.shown("/ui/connections")
-    there = {kind: Access("http://vendor", "key") for kind in KINDS}
+    there = {kind: Access("http://vendor", "key", "model") for kind in KINDS}
+    assert replace(setup, environment={**there, "llm": Access("http://vendor", "key")}).given == ["crm", "speech"]
     reader.client.app.state.connections = replace(setup, environment=there)
     request.addfinalizer(lambda: setattr(reader.client.app.state, "connections", setup))
     (schedule,) = printed("default", "/ui/schedules")

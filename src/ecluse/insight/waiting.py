@@ -170,7 +170,8 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, coalesce(k.batch, 1) AS batch,
        coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
-LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
+LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader
+LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
 
 # The table does not exist before the first server has led a run.

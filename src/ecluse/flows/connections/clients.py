@@ -73,8 +73,12 @@ class Setup:
 
     @property
     def given(self) -> list[Kind]:
-        """The kinds of vendors for which the environment has a key."""
-        return [kind for kind, access in self.environment.items() if access.key]
+        """The kinds of vendors that the environment sets completely: URL, key and, for `llm`, the model."""
+        return [
+            kind
+            for kind, access in self.environment.items()
+            if access.url and access.key and (kind != "llm" or access.model)
+        ]
 
     async def access(self, connection: Connection, tenant: str, kind: Kind, schedule: int | None = None) -> Access:
         """Return a tenant's access to a kind of vendor, with the own key of the schedule if `schedule` is given. Raise

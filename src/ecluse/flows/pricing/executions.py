@@ -30,7 +30,7 @@ FROM rule_executions x JOIN rule_target_list t ON t.rule_run_id = x.rule_run_id
 WHERE x.run_id = %(execution)s AND t.status = %(status)s AND (%(ids)s::bigint[] IS NULL OR t.id = ANY(%(ids)s))
 ORDER BY t.id LIMIT %(limit)s
 """
-# The reason is set once per round. The share of failures counts those of this execution.
+# Set once per round; a later failure returns the reason again. The share of failures counts those of this execution.
 STOP = """
 UPDATE rule_runs r SET stopped_reason = coalesce(r.stopped_reason, k.critical,
     format('more than %%s of %%s targets failed', round((r.max_failure_rate * e.selected)::numeric, 2), e.selected))
