@@ -188,8 +188,8 @@ def test_a_cap_per_minute_is_a_rate():
 PLAIN = Facts(
     now=NOW, id=1, run_id=7, flow="test", stage="work", key="k", target="t", due_at=NOW, executions=0, crashes=0,
     suspicion=0, error_code=None, error=None, postponed_cause=None, postponed_why=None, position=3,
-    permits_ahead=3, counted=9, lane="lane", paused_at=None, paused_reason=None, held_until=None, held_reason=None, down_since=None,
-    clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
+    permits_ahead=3, counted=9, lane="lane", paused_at=None, paused_reason=None, held_until=None, held_reason=None,
+    down_since=None, clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
     in_flight=0,
     probing=False, key_full=False, max_per_key=None, workers=1,
     hands=10, busy=10, pace=None,
