@@ -20,7 +20,10 @@ class LimitRow(Shape):
     per: Literal["key", "tenant"]
     knob: str = Field(description="The setting.", examples=["ECLUSE_LIMIT_KEY_REQUESTS"])
     limit: int | None = Field(description="null: no limit. Of requests and megabytes: per minute.")
-    used: int = Field(description="Of requests, megabytes and streams: at the replica that answers this request.")
+    used: int = Field(
+        description="What is used now. Requests, megabytes and streams are counted by each replica for itself: this is "
+        "the count of the replica that answers."
+    )
     resets_in_seconds: int | None = Field(
         description="Time until nothing is used any more; null: it does not reset by itself."
     )

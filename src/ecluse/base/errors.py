@@ -7,7 +7,8 @@ EcluseError                  carries a stable `code` and a message that says wha
  ├─ Conflict                 the current state does not allow it: 409, exit code 2
  ├─ NotFound                 no such run, flow or record: 404, exit code 2
  ├─ ForbiddenTransition      a status change that the flow does not declare; nothing was written
- ├─ NonRetriableError        ends a run at once, as failed
+ ├─ NonRetriableError        from a story: ends the run at once, as failed; from the work of an item: fails the item
+ │                           for good, without a retry or a further round, and the run goes on
  └─ VendorError              a call to a vendor failed
      ├─ PermanentError       the vendor refused: a retry makes no sense
      └─ TransientError       a retry may succeed; says when, and whether the vendor may have acted
@@ -72,7 +73,8 @@ class ForbiddenTransition(EcluseError):
 
 
 class NonRetriableError(EcluseError):
-    """Raised by the story or the work of a run: ends the run at once, as failed."""
+    """Raised by a story: ends the run at once, as failed. Raised by the work of an item: fails the item for good,
+    without a retry or a further round; the run goes on."""
 
     code = "NON_RETRIABLE"
 

@@ -80,7 +80,7 @@ def without_database(settings: Settings) -> Path | None:
 
 
 def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
-    """Return the folders of the debug logs of runs, by workflow; they need not exist."""
+    """Return the folders of the debug logs of runs, by flow; they need not exist."""
     data = settings.ECLUSE_DATA_DIR or default_data_dir()
     return {
         "transcription": TraceFolder(data / "logs", "transcription", ".log"),
@@ -89,7 +89,7 @@ def trace_folders(settings: Settings) -> dict[str, TraceFolder]:
 
 
 def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
-    """Return trace listeners for the workflows whose debug logs are switched on."""
+    """Return trace listeners for the flows whose debug logs are switched on."""
     folders = trace_folders(settings)
     found = [TraceFiles(folders["transcription"], clock.now)] if settings.TRANSCRIPTION_DEBUG_LOG_TO_FILE else []
     if settings.AUTOMATION_DEBUG_LOG_TO_FILE:
@@ -99,7 +99,8 @@ def trace_files(settings: Settings, clock: Clock) -> list[TraceFiles]:
 
 def open_secrets(settings: Settings, database: Database) -> Secrets | None:
     """Load the secret key; for the embedded database, create one in the data directory if none is given. Return None if
-    there is no key. Raise SetUpError if stored secrets cannot be decrypted with the loaded keys."""
+    there is no key. Raise SetUpError if a key is invalid or its file cannot be read, and if stored secrets cannot be
+    decrypted with the loaded keys."""
     from ecluse.access.secrets import check_fits, made_once  # only servers need ciphers
 
     if _key_of(settings, "ECLUSE_SECRET_KEY") is None and database.server is not None:
@@ -113,7 +114,7 @@ def open_secrets(settings: Settings, database: Database) -> Secrets | None:
 
 def load_secrets(settings: Settings, database: Database) -> Secrets | None:
     """Load the secret key and, while it is being replaced, the old one; None if there is no key. No key is created, and
-    stored secrets are not checked."""
+    stored secrets are not checked. Raise SetUpError if a key is invalid or its file cannot be read."""
     from ecluse.access.secrets import Secrets, key_file
 
     key = _key_of(settings, "ECLUSE_SECRET_KEY")

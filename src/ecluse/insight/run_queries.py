@@ -1,7 +1,8 @@
 """Queries about runs for API, pages, command line and metrics; all of them show the same figures of a run, because they
 are computed here only.
 
-Counts of work come from the counters of `claims`, never from counting items. A run of another tenant is not found.
+The counts of a stage come from the counters of `claims`, not from counting items; only `vitals` counts waiting items. A
+run of another tenant is not found, except by functions whose docstring says that the caller has checked the tenant.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def newest_revision() -> str:
 
 def upgrade(dsn: str, flows: Iterable[Flow] = (), packages: Iterable[Package] = ()) -> str:
     """Migrate the database; return the revision of Ecluse's own schema. Raise SetUpError if the database is newer than
-    this program, or refuses a statement, mostly for lack of privileges. Blocking: call it in a thread."""
+    this program, if the user lacks privileges, or if a revision has an invalid statement (SQLAlchemy's
+    ProgrammingError); other errors of the database are raised as they are. Blocking: call it in a thread."""
     try:
         return _upgrade(dsn, flows, packages)
     except (psycopg.errors.InsufficientPrivilege, sqlalchemy.exc.ProgrammingError) as error:

@@ -26,8 +26,10 @@ class EdgeKnobs(BaseSettings):
     )
     ECLUSE_MAX_CONNECTIONS_PER_ADDRESS: Annotated[int, at_least(1)] | None = Field(
         None,
-        description="The same for one address; the addresses in `FORWARDED_ALLOW_IPS` are exempt. Unset: half of all. "
-        "Minimum 1.",
+        description="Maximum open connections of one client address, per process; the addresses in "
+        "`FORWARDED_ALLOW_IPS` are exempt. At the limit, a new connection takes the place of the one of this address "
+        "that has waited longest without a complete request, and is refused if there is none. Unset: half of the "
+        "number of connections in force. Minimum 1.",
     )
     FORWARDED_ALLOW_IPS: str = Field(
         "127.0.0.1",

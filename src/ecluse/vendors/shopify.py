@@ -141,7 +141,7 @@ class _Priced(_Answer):
 
 
 class _Elsewhere(_Answer):
-    """A node that is no variant: the selection of another type is empty."""
+    """A node that is not a variant: PRICES selects fields of variants only, so its object in the answer is empty."""
 
     model_config = ConfigDict(extra="forbid")
 

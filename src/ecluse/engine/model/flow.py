@@ -240,7 +240,9 @@ class Flow:
     # For a flow whose schedules start no runs: makes the records of due instants, many schedules at once. If it raises,
     # the schedules are fired again in halves, and an instant that fails alone is used up, with the error as its reason.
     fire: Fire | None = None
-    on_unfired: OnUnfired | None = None  # called with the latest due instants that were decided and not fired
+    # Called with the schedules whose latest decided instant was skipped, missed or failed. Earlier instants of a
+    # decision, and instants that wait, are not passed on.
+    on_unfired: OnUnfired | None = None
     unique_names: bool = True  # of its schedules, per tenant
     not_by_hand: str = ""  # if its runs cannot be started one by one by API or command line: what to use instead
     about: Callable[[Run], Mapping[str, Any]] = lambda _: {}  # extra fields of a run's first log line

@@ -115,7 +115,8 @@ async def give_up(
     keys: Collection[str] | None = None,
 ) -> int:
     """Fail the waiting (unclaimed) items in a stage of these runs, with this error code and text; return their number.
-    A sweep then ends the runs. `due_before`: only items that are due by then; `keys`: only items with these keys."""
+    A sweep then ends the runs without a story that are complete; a story learns of it at the next poll of its gate.
+    `due_before`: only items that are due by then; `keys`: only items with these keys."""
     async with connection.transaction():
         await lifecycle.lock_runs(connection, run_ids)
         given_up = await items.fail_waiting(

@@ -38,8 +38,8 @@ def _as_fired(decision: Decision, result: FiredAs | NotFired | None) -> Decision
 
 
 async def pass_on_unfired(connection: Connection, flows: Mapping[str, Flow], decided: Decided) -> None:
-    """Call `Flow.on_unfired` of each flow that has one, with the latest due instants of its schedules that were not
-    fired."""
+    """Call `Flow.on_unfired` of each flow that has one, with the schedules whose latest decided instant was skipped,
+    missed or failed. Earlier instants of a decision, and instants that wait, are not passed on."""
     unfired: dict[str, list[Unfired]] = defaultdict(list)
     for one, decision in decided:
         latest = decision.slots[-1] if decision.slots else None

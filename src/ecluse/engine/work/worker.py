@@ -201,8 +201,8 @@ class Worker:
         self.slots.give(claimed)
 
     async def _choose(self, connection: Connection, room: int, window: Window) -> list[ClaimedItem]:
-        """Make the claims that are allowed while suspects wait, and return the claimed items; if one is a suspect that
-        runs alone, it is the only one."""
+        """Claim at most `room` items from the lanes of `window`, as `SuspectClaims.allowed` permits; if no suspect
+        waits, that is one ordinary claim. Return the claimed items; a suspect that runs alone is the only one."""
         claimed: list[ClaimedItem] = []
         for claimant, most in self._suspects.allowed(self.slots, room, holds_items=bool(self._in_hand)):
             found = await self._claim_from(connection, claimant, window, min(most, room - len(claimed)))

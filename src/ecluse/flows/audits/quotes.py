@@ -52,9 +52,9 @@ class Spoken:
 
 
 def check(quotes: Sequence[str], recordings: Sequence[Spoken]) -> dict[str, Any]:
-    """Return the fields of a step about its quotes. `evidence`: each quote with the recording and position where it was
-    found, or as not verified. `unverified`: true if the step has quotes, and no transcript contains any of them: what a
-    caller says may mislead the model, and its score then rests on words that were not spoken."""
+    """Return the fields about quotes of one step of an audit. `evidence`: each quote with the recording and position
+    where it was found, or as not verified. `unverified`: true if the step has quotes and none of them is in a
+    transcript, so that its score may rest on words that were not spoken."""
     evidence = [_evidence(quote, find(quote, recordings)) for quote in quotes]
     return {"evidence": evidence, "unverified": bool(evidence) and not any(one["verified"] for one in evidence)}
 

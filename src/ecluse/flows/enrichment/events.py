@@ -62,7 +62,8 @@ def completed(tenant: str, correlation: str, *, job: int, siren: str, result: Ev
 def _event(
     tenant: str, key: str, kind: str, correlation: str, payload: Mapping[str, Any], error_message: str | None = None
 ) -> Event:
-    """Log an event, with every mandatory field (null where it has no value), and return it."""
+    """Log an event and return it. The log line has every mandatory field, null where the event has no value, and
+    `error_message`; the returned event has `payload` only."""
     about = {"event_type": kind, "tenant_id": tenant, "correlation_id": correlation, "error_message": error_message}
     log.info(kind, area="ENRICHMENT", **about, **{**NULLS, **payload})
     return Event(tenant, key, kind, f"company:{payload['company_siren']}", payload, correlation, PRODUCER)

@@ -1,5 +1,6 @@
-"""What items of executions do: read the catalogue for a preview, read prices, set prices. Retries, pauses and the
-protocol of writes are the engine's. No transaction is open while a shop is called."""
+"""The work of the stages of pricing: read the catalogue for a preview, read prices, set prices, and read prices for a
+reconciliation. Retries, pauses and the protocol of writes are the engine's, except that `preview` postpones itself
+after an error once it has read a page. No transaction is open while a shop is called."""
 
 from __future__ import annotations
 
