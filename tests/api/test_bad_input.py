@@ -289,3 +289,10 @@ def test_a_client_that_hangs_up_is_no_error(api):
             one.sendall(head + b"Content-Length: 100\r\n\r\nkey=ecl_")
         wait_for(lambda: scrape(api).get(gone[0], {}).get(gone[1]))
     assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/api/x", 404), ("PUT", "/api/runs?limit=1", 405)])
+def test_an_unknown_route_is_named(shared_api, method, path, status):
+    answer = shared_api.ask(method, path)
+    assert answer.status == status
+    assert answer.json["error"]["message"] == f"There is no route {method} {path.partition('?')[0]}."

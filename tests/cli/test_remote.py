@@ -200,10 +200,19 @@ def test_a_request_whose_answer_was_lost_is_repeated_once_under_the_same_key(ope
 def test_what_is_no_server_of_ours_and_what_fails_is_exit_code_3(operator):
     page = b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>"
     refused(operator("audits", "list", ECLUSE_URL=Line(page).url), "status 404", "check the URL", code=3)
+    other = b'{"error": {"code": "not_found", "message": "No vendor is mounted at /api/runs."}}'
+    answer = b"HTTP/1.1 404 Oh\r\nContent-Length: %d\r\n\r\n%s" % (len(other), other)
+    refused(operator("audits", "list", ECLUSE_URL=Line(answer).url), "not as a server of Ecluse", code=3)
     error = b'{"error": {"code": "INTERNAL", "message": "Something went wrong", "details": null, "request_id": "r1"}}'
     answer = b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%s" % (len(error), error)
     failed = operator("audits", "list", ECLUSE_URL=Line(answer).url)
     refused(failed, "Something went wrong. (INTERNAL, request r1)", code=3)
+
+
+def test_a_url_with_a_wrong_path_is_named(operator):
+    url = operator.variables["ECLUSE_URL"] + "/wrong"
+    said = "There is no route GET /wrong/api/audits.", f"Check the URL {url}, and that the server has the version"
+    refused(operator("audits", "list", ECLUSE_URL=url), *said)
 
 
 @pytest.mark.parametrize("command", packaged(), ids=lambda command: command["name"])
@@ -220,7 +229,7 @@ def test_every_command_explains_itself_without_a_server(bare, command):
 def test_every_command_answers_json_or_a_refusal(operator, command):
     """Asked of what does not exist: the answer is JSON, or a sentence that names the server's code."""
     given = ["x" if field["type"] != "json" else "{}" for field in command["fields"] if "place" in field]
-    answer = operator(*command["name"].split(), *given, "--json", *(["--yes"] if "preview" in command else []))
+    answer = operator(*command["name"].split(), *given, "--json", *(["--yes"] if command["method"] != "GET" else []))
     if answer.code == 0:
         assert isinstance(answer.json, dict)
     else:

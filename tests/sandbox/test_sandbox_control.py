@@ -65,7 +65,9 @@ async def test_the_ledger_is_read_by_vendor_kind_and_page(http: Client, sandbox:
 
 async def test_an_emptied_ledger_goes_on_counting(http: Client, sandbox: SandboxProcess) -> None:
     await http.get(ARTICLE)
+    emptied = time.time()
     await http.delete("_sandbox/ledger")
+    assert (await http.get("_sandbox/ledger")).json()["since"] >= emptied
     assert (sandbox.ledger(), sandbox.stats()) == ([], {})
     await http.get(ARTICLE)
     assert [entry["seq"] for entry in sandbox.ledger(after=1)] == [2]

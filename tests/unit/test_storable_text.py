@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.base.text import LONGEST_ERROR, as_sentence, storable
+from ecluse.base.text import LONGEST_ERROR, as_sentence, span, storable
 
 ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates and NUL included
 
@@ -75,3 +77,22 @@ def test_storable_text_is_left_alone(text: str) -> None:
 )
 def test_a_message_begins_with_a_capital_unless_it_begins_with_an_identifier(message: str, expected: str) -> None:
     assert as_sentence(message, ["overlap", "name"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0 s"),
+        (0.25, "0.25 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (90, "1 min 30 s"),
+        (4_200, "1 h 10 min"),
+        (4_201, "1 h 10 min 1 s"),
+        (3_600, "1 h"),
+        (172_800, "2 d"),
+        (176_400, "2 d 1 h"),
+    ],
+)
+def test_a_span_is_said_in_units(seconds: float, said: str) -> None:
+    assert span(timedelta(seconds=seconds)) == said

@@ -50,6 +50,14 @@ def test_a_world_in_order_is_exit_code_0_and_says_how_much_was_looked_at(world: 
     assert done.out.startswith(f"clean: {runs} runs, 19 items, 10 effects, 9 ledger effects checked (I-01 {runs}, ")
 
 
+def test_a_ledger_that_begins_later_than_the_data_is_noted(world: World, by_itself: Program) -> None:
+    world.sandbox.reset()
+    done = by_itself(world.dsn, "--ledger", world.sandbox.url)
+    assert done.code == 1
+    (note,) = [line for line in done.out.splitlines() if line.startswith("note: the ledger begins at ")]
+    assert note.endswith(" effects were sent before: what it lacks of them counts as a violation")
+
+
 def test_violations_are_exit_code_1_and_a_readable_list(world: World, program: Program) -> None:
     world.sql("DELETE FROM outcomes WHERE target = 'SKU-00006'")
     done = program(world.dsn, "--ledger", f"{world.sandbox.url}/", "--json")

@@ -53,7 +53,7 @@ def test_an_unverified_step_is_marked_everywhere(audited, dsn):
     rows = csv.DictReader(io.StringIO(audited.get(f"/api/runs/{run_id}/outcomes.csv").body.decode()))
     assert [(row["target"], row["unverified_steps"]) for row in rows] == [("7", "1"), ("8", "")]
     cookie = {"Cookie": f"ecluse_key={audited.key}"}
-    assert b"1 steps whose quotes are in no transcript" in audited.get("/ui/audits", headers=cookie).body
+    assert b"1 step whose quotes are in no transcript" in audited.get("/ui/audits", headers=cookie).body
     page = audited.get(f"/ui/audits/{audit_id}", headers=cookie).body.decode()
     assert page.count("quotes are in no transcript") == 1
     assert "quotes are in no transcript" in page.partition("Price")[2]

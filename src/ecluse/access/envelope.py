@@ -283,8 +283,10 @@ def _unexpected(scope: Scope, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    code = CODES.get(error.status_code, "BAD_REQUEST")
-    return error_answer(request.scope, error.status_code, code, str(error.detail), headers=error.headers)
+    code, message = CODES.get(error.status_code, "BAD_REQUEST"), str(error.detail)
+    if message in ("Not Found", "Method Not Allowed"):  # by the router
+        message = f"There is no route {request.method} {_path(request.scope)}."
+    return error_answer(request.scope, error.status_code, code, message, headers=error.headers)
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -115,7 +115,13 @@ async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offs
     return {**told, "waiting": with_ids_as_text([asdict(one) for one in items]), "limit": limit, "offset": offset}
 
 
-@surface.read("/api/runs/{run_id}/log", needs="runs.read", answer=shapes.LogPage, command=Command("runs log"))
+@surface.read(
+    "/api/runs/{run_id}/log",
+    needs="runs.read",
+    answer=shapes.LogPage,
+    # `data`, which may be long, is last: the last column is not padded.
+    command=Command("runs log", columns=("id", "at", "level", "message", "event_id", "count", "last_at", "data")),
+)
 async def list_log(look: Look, run_id: RunId, order: Order = "asc", limit: Limit = 50, offset: Offset = 0) -> Row:
     """List the log of a run, the oldest line first, or the newest first (`order=desc`)."""
     newest = order == "desc"

@@ -90,7 +90,8 @@ class Cron:
         if self.text.startswith("@"):
             raise InvalidInput(f"cron {text!r}: no such alias. {ACCEPTED}")
         if len(self.text) > LONGEST or len(fields) != 5:
-            raise InvalidInput(f"cron {text[:LONGEST]!r}: {len(fields)} fields. {ACCEPTED}")
+            given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            raise InvalidInput(f"cron {text[:LONGEST]!r}: {given}; a cron expression has 5. {ACCEPTED}")
         try:
             self._fields = Named(self.text, SOME_DAY)
             next(Named(self.text, SOME_DAY))

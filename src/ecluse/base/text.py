@@ -5,16 +5,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 
 LONGEST_ERROR = 2_000
 LONGEST_KEY = 500  # characters; fits into an index entry, whatever the characters are
 LONGEST_FOREIGN_ID = 200  # characters of an id from another system
+UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 PLAIN_WORD = re.compile(r"[a-z]+(?=[ ,])")
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
     """Join the first `most` names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def span(length: timedelta) -> str:
+    """Return a span of time for a message, to the second if it is a minute or more: `0.5 s`, `1 min`, `1 h 10 min`."""
+    total = max(0.0, length.total_seconds())
+    if total < 60:
+        return f"{total:.3g} s"
+    left, parts = round(total), []
+    for unit, seconds in UNITS.items():
+        count, left = divmod(left, seconds)
+        parts += [f"{count} {unit}"] if count else []
+    return " ".join(parts)
 
 
 def as_sentence(message: str, names: Collection[str] = ()) -> str:

@@ -61,6 +61,8 @@ def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is, known: Colle
         return "there is no such field" + (f" (known: {', '.join(map(spelled, known))})" if known else "")
     if error["type"] == "string_pattern_mismatch" and (words := FORMS.get(error["ctx"]["pattern"])):
         return f"This should be {words}"
+    if error["type"] in ("decimal_parsing", "decimal_type"):
+        return "This should be a decimal number as text, such as 12.50"
     return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
 
 

@@ -28,6 +28,7 @@ WHERE = (
     "A command talks to the server of --url (with --key-file), else of ECLUSE_URL (with ECLUSE_KEY), else of the "
     "profile that `ecluse login` made, else to the server that `ecluse serve` runs on this host."
 )
+ASKS, ASKS_NOT = "do not ask for confirmation", "no effect: this command asks for no confirmation"
 ABOUT = "Periodic work over records held in other people's systems, with one truthful outcome per record."
 
 
@@ -130,9 +131,9 @@ def _listed(rows: dict[str, str], width: int) -> list[str]:
     return lines
 
 
-def add_connection(parser: Parser, *, confirms: bool = False) -> None:
+def add_connection(parser: Parser, *, yes: str | None = None) -> None:
     """Add the options for connection and output, except those whose name the command already uses for a field.
-    `confirms`: the command asks for a confirmation, so add --yes."""
+    `yes`: the help of --yes; None for a command that changes nothing."""
     parts = parser.add_argument_group("connection and output")
     for option, text in CONNECTION.items():
         name, metavar = option.split()
@@ -140,8 +141,8 @@ def add_connection(parser: Parser, *, confirms: bool = False) -> None:
             dest = f"given_{name[2:].replace('-', '_')}"
             parts.add_argument(name, dest=dest, metavar=metavar, help=text)
     parts.add_argument("--json", dest="given_json", action="store_true", help="print one JSON document")
-    if confirms and "--yes" not in parser.options():
-        parts.add_argument("--yes", dest="given_yes", action="store_true", help="do not ask for confirmation")
+    if yes is not None and "--yes" not in parser.options():
+        parts.add_argument("--yes", dest="given_yes", action="store_true", help=yes)
 
 
 def merged(before: Given, parsed: Any) -> Given:

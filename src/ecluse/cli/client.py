@@ -14,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 from ecluse.cli.failure import REFUSED, UNREACHABLE, Failure, misused
 
 TIMEOUT_SECONDS = 60.0
+NO_ROUTE = "There is no route "  # beginning of a server's message about an unknown path
 LOST = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)  # the request may have been executed
 
 
@@ -98,11 +99,12 @@ class Client:
             found = None
         if 200 <= status < 300 and found is not None:
             return found
-        if not isinstance(found, dict) or not isinstance(found.get("error"), dict):
+        error = found.get("error") if isinstance(found, dict) else None
+        if not isinstance(error, dict) or not isinstance(error.get("request_id"), str):
             raise Unreachable(
                 f"{self.url} answered with status {status}, but not as a server of Ecluse: check the URL."
             )
-        raise self._refused(status, found["error"])
+        raise self._refused(status, error)
 
     def _refused(self, status: int, error: Mapping[str, Any]) -> Refused:
         code, message = str(error.get("code")), str(error.get("message", "")).rstrip()
@@ -110,6 +112,8 @@ class Client:
         message = message if message.endswith((".", "?", "!")) else f"{message}."
         if status == 401:
             message += " Give a valid key with --key-file or ECLUSE_KEY, or log in with it: `ecluse login`."
+        if message.startswith(NO_ROUTE):
+            message += f" Check the URL {self.url}, and that the server has the version of this program."
         message += f" ({code}, request {error.get('request_id')})"
         return Refused(UNREACHABLE if status >= 500 else REFUSED, message, status, code)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ecluse.cli import show
 from ecluse.cli.arguments import Parser, as_typed, parser_for, request_of
-from ecluse.cli.catalogue import add_connection, merged
+from ecluse.cli.catalogue import ASKS, ASKS_NOT, add_connection, merged
 from ecluse.cli.client import Client, Refused
 from ecluse.cli.failure import BAD, OK, STILL_OPEN, misused
 from ecluse.cli.follow import watch
@@ -34,7 +34,8 @@ def parser_of(command: Json) -> Parser:
         if "--timeout" not in known:
             text = "stop following the run after this time"
             parser.add_argument("--timeout", dest="given_timeout", type=float, metavar="SECONDS", help=text)
-    add_connection(parser, confirms="preview" in command)
+    confirms = "preview" in command
+    add_connection(parser, yes=ASKS if confirms else ASKS_NOT if command["method"] != "GET" else None)
     return parser
 
 

@@ -26,7 +26,7 @@ def rotate(*, as_json: bool) -> int:
         secrets = bootstrap.open_secrets(given, database)
         if secrets is None:
             raise SetUpError(
-                f"There is no key to seal with: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE. {MAKE_ONE}"
+                f"This server has no encryption key: set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE. {MAKE_ONE}"
             )
         done = asyncio.run(_rotate(database.dsn, secrets))
     finally:
@@ -35,7 +35,8 @@ def rotate(*, as_json: bool) -> int:
         show.write_json({"key_id": secrets.key_id, **{name.replace(" ", "_"): n for name, n in done.items()}})
     else:
         counts = ", ".join(f"{name}: {count}" for name, count in done.items())
-        show.write(f"everything is sealed with key {secrets.key_id} ({counts}); the old key is not needed any more")
+        so = f"all secrets are encrypted with key {secrets.key_id} ({counts})"
+        show.write(f"{so}; the old key is not needed any more")
     return OK
 
 

@@ -69,4 +69,6 @@ def ledger_page(sandbox: Sandbox, request: web.BaseRequest) -> Answer:
     page = sandbox.ledger.page(
         query.get("vendor") or None, query.get("kind") or None, int(query.get("after") or 0), limit
     )
-    return json_answer({"entries": [entry.as_json() for entry in page], "last_seq": sandbox.ledger.last_seq})
+    ledger = sandbox.ledger
+    entries = [entry.as_json() for entry in page]
+    return json_answer({"entries": entries, "last_seq": ledger.last_seq, "since": ledger.since})

@@ -45,10 +45,11 @@ FIELDS = tuple(field.name for field in fields(Entry))
 
 
 class Ledger:
-    """The entries of the ledger, and the number of calls in flight per vendor."""
+    """The entries of the ledger since the instant `since`, and the number of calls in flight per vendor."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.since = time.time()
         self.last_seq = 0
         self.in_flight: Counter[str] = Counter()
         self.most_in_flight: Counter[str] = Counter()
@@ -93,7 +94,7 @@ class Ledger:
 
     def clear(self) -> None:
         """Delete the entries but keep the numbering: a reader's ``after`` cursor stays valid."""
-        self.entries = []
+        self.entries, self.since = [], time.time()
         self.most_in_flight = self.in_flight.copy()
 
     def page(self, vendor: str | None, kind: str | None, after: int, limit: int | None) -> list[Entry]:

@@ -12,7 +12,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
@@ -63,10 +63,11 @@ class Line:
 
 
 class Ledger:
-    """The entries of a ledger, indexed by key and by record; `applied` has the entries of kind `effect`."""
+    """The entries of a ledger, indexed by key and by record; `applied` has the entries of kind `effect`. `begins`: the
+    instant since which it has every entry; -inf if that is not known."""
 
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self.lines = list(lines)
+    def __init__(self, lines: Iterable[Line], begins: float = float("-inf")) -> None:
+        self.lines, self.begins = list(lines), begins
         self.applied = [line for line in self.lines if line.kind == "effect"]
         self.by_key: dict[str | None, list[Line]] = defaultdict(list)
         self.by_ref: dict[str | None, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
@@ -110,12 +111,13 @@ def read(url: str) -> Ledger:
         address = f"{url.rstrip('/')}/_sandbox/ledger?{query}"
         try:
             with urlopen(address, timeout=30) as answer:  # noqa: S310 - the operator's own address
-                page = [_line(entry) for entry in json.load(answer)["entries"]]
+                found = json.load(answer)
+                page = [_line(entry) for entry in found["entries"]]
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
             raise Unreadable(f"no ledger at {url} ({error})") from error
         lines += page
         if len(page) < PAGE:
-            return Ledger(lines)
+            return Ledger(lines, found.get("since", float("-inf")))
 
 
 def _line(entry: dict[str, Any]) -> Line:
@@ -197,6 +199,8 @@ def check(
         report.notes.append("no ledger given: I-03, I-06 and I-14 were not checked, I-04 and I-05 only by the tables")
         ledger = Ledger([])
     else:
+        if not moved:
+            _note_begin(ledger, effects, report)
         ledger = attributed(ledger, effects, moved=moved)
         report.checked["I-04"] += sum(effect["state"] == "applied" for effect in effects)
         report.checked["I-05"] += sum(effect["state"] in DEFINITELY_NOT for effect in effects)
@@ -214,6 +218,17 @@ def _violation(invariant: str, effect: dict[str, Any], message: str) -> Violatio
     """Return a violation about an effect."""
     about = About(effect["run_id"], effect["target"], effect["item_id"], str(effect["id"]), effect["key"])
     return Violation(invariant, f"effect {effect['id']} ({effect['class']} {effect['key']})", message, about=about)
+
+
+def _note_begin(ledger: Ledger, effects: list[dict[str, Any]], report: Report) -> None:
+    """Note in the report how many effects were sent before the ledger begins: it was emptied or reset since."""
+    sent = [one["first_send_at"].timestamp() for one in effects if one["first_send_at"] is not None]
+    if early := sum(at < ledger.begins - TOLERANCE for at in sent):
+        begins = datetime.fromtimestamp(ledger.begins, UTC)
+        report.notes.append(
+            f"the ledger begins at {begins:%Y-%m-%d %H:%M:%S}Z, and {early} of {len(sent)} effects were sent before: "
+            "what it lacks of them counts as a violation"
+        )
 
 
 def i_03_no_effect_twice(effect: dict[str, Any], ledger: Ledger, report: Report) -> None:

@@ -213,7 +213,7 @@ async def test_a_sixth_failure_in_a_row_pauses_the_lane_then_one_call_goes_first
     assert min(gaps[5:7]) > 0.9
     assert one("SELECT failures FROM lanes") == 0
     said = query("SELECT level, message FROM run_log WHERE data ->> 'lane' = 'vendor' ORDER BY id")
-    assert said[0] == ("error", f"{TRIGGERED}: more than 5 times in a row 429 slow down; closed for 0:00:01")
+    assert said[0] == ("error", f"{TRIGGERED}: more than 5 times in a row 429 slow down; closed for 1 s")
     assert [(level, message[:-1]) for level, message in said[1:]] == [
         ("info", "Lane vendor: the vendor answers again after 0:00:0")
     ]

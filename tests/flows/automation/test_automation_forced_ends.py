@@ -166,8 +166,8 @@ async def test_a_run_that_no_replica_leads_is_ended_as_stale_and_its_schedule_is
     world = await troubled(kit={"sweep_every": 0.2})
     run = await world.ended(stale)
     assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
-    assert "longer than the 1:10:00" in run["error_message"]
-    assert world.results(stale)["1000"][1].startswith("Run ended: stale: running for 1:11:")
+    assert "longer than the 1 h 10 min" in run["error_message"]
+    assert world.results(stale)["1000"][1].startswith("Run ended: stale: running for 1 h 11 min")
     errors = query("SELECT message FROM automation_logs WHERE run_id = %s AND level = 'error' ORDER BY id", stale)
     assert errors == [("running -> failed",), ("Automation run failed",)]
     stated = world.stated(old)
@@ -188,7 +188,7 @@ async def test_a_run_that_is_led_is_overdue_first_and_gets_twice_the_time(troubl
         query(AGED, age, run_id)
         await end_stale(world.kit.pool, world.kit.by_name)
 
-    for age, said in ((LIMIT + timedelta(minutes=1), "1:11:"), (2 * LIMIT - timedelta(minutes=1), "2:19:")):
+    for age, said in ((LIMIT + timedelta(minutes=1), "1 h 11 min"), (2 * LIMIT - timedelta(minutes=1), "2 h 19 min")):
         await sweep_at(age)
         await until(lambda said=said: query(OVERDUE, run_id, f"running for {said}%") == [("warning",)])
         assert (world.run(run_id)["completed_at"], world.stated(schedule)["last_run_status"]) == (None, "running")
@@ -232,7 +232,7 @@ async def test_a_run_that_no_worker_takes_up_is_ended_by_the_scheduler_too_and_i
         await end_stale(world.kit.pool, world.kit.by_name)
     run = await world.ended(run_id)
     assert (run["status"], run["end_cause"], run["error_code"]) == ("failed", "stale", "STALE")
-    assert run["error_message"].startswith("not taken up by any worker for 1:11:")
+    assert run["error_message"].startswith("not taken up by any worker for 1 h 11 min")
     slots = "SELECT state FROM schedule_slots WHERE schedule_id = %s AND run_id > %s ORDER BY due_at DESC LIMIT 1"
     assert await until(lambda: query(slots, schedule, run_id)) == [("fired",)]
     ((held,),) = query("SELECT holding_run_id FROM schedules WHERE id = %s", schedule)

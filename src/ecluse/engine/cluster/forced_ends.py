@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ecluse.base.text import span
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import fetch_column, fetch_row, fetch_rows
 from ecluse.engine.model.flow import Flow
@@ -98,7 +99,7 @@ async def end_stale(pool: Pool, flows: Mapping[str, Flow]) -> None:
         stale = await fetch_rows(connection, STALE, {"flows": list(flows), "limits": limits})
         for run_id, queued, age, limit, only_overdue in stale:
             how = "not taken up by any worker" if queued else "running"
-            why = f"{how} for {age}, longer than the {limit} that its stages may take"
+            why = f"{how} for {span(age)}, longer than the {span(limit)} that its stages may take"
             if only_overdue:
                 message = "overdue: still being led"
                 await run_log.write(connection, run_id, message, level="warning", once=message, why=why)

@@ -16,6 +16,7 @@ from uuid import UUID
 from ecluse.base.crash import crashpoint
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.ids import effect_id
+from ecluse.base.text import span
 from ecluse.engine.effects.protocol import (
     KEY_LIFE,
     LATER,
@@ -211,7 +212,7 @@ class WriteCall:
                 return None
             before, state = found, "not_applied"
         elif isinstance(write, KeyedWrite) and doubt.age is not None and doubt.age > KEY_LIFE * write.remembered:
-            spent = PermanentError(f"Sent {doubt.age} ago: the vendor may have forgotten its key", ambiguous=True)
+            spent = PermanentError(f"Sent {span(doubt.age)} ago: the vendor may have forgotten its key", ambiguous=True)
         if spent is not None:
             self._answer(one, spent, doubt.ended(state, error=spent.message))
             return None

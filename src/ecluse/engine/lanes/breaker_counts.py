@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import structlog
 
+from ecluse.base.text import span
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine.model.breaker import NO_FAILURES, TRIGGERED, Breaker, CallResult, FailureStreak, tally
@@ -64,7 +65,7 @@ async def record_results(
             await connection.execute(PUT, {**facts, "error": last.error if streak.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
-                reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; closed for {pause}"
+                reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; closed for {span(pause)}"
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:
                     log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)

@@ -98,7 +98,8 @@ async def lacking(connection: Connection, tenant: str, environment: Collection[K
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     """Return the error for a tenant that lacks connections of these kinds; it says how to add them."""
     named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
-    return Conflict(f"Tenant {tenant} has no connection to {named}: add it with {ADD}.", code="NO_CONNECTION")
+    what = "it" if len(kinds) == 1 else "them"
+    return Conflict(f"Tenant {tenant} has no connection to {named}: add {what} with {ADD}.", code="NO_CONNECTION")
 
 
 async def load(connection: Connection, tenant: str, kind: Kind) -> Row:

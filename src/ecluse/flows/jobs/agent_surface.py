@@ -177,7 +177,8 @@ async def renew_lease(act: Act, job_run_id: str, body: Renewal) -> Row:
     renewed = await states.renew(act.connection, str(act.caller.agent_id), job_run_id, body.fence, lease)
     if renewed is None:
         await _attempt(act, job_run_id, body.fence)
-        raise Conflict("The lease is over: the attempt counts as failed. Stop the job.", code="LEASE_LOST")
+        why = "The lease of the attempt has expired; the attempt is recorded as failed. Stop the job."
+        raise Conflict(why, code="LEASE_LOST")
     return camel({**renewed, "lease_seconds": lease.total_seconds()})
 
 
