@@ -16,11 +16,12 @@ PLAYBOOK = Path(__file__).parents[2] / "docs" / "playbook.md"
 
 
 def queries() -> dict[str, list[str]]:
-    """By the heading they stand under."""
+    """By the heading they stand under; sections without queries are left out."""
     parts = re.split(r"^## (.*)$", PLAYBOOK.read_text(), flags=re.MULTILINE)[1:]
-    return {
+    found = {
         head: re.findall(r"```sql\n(.*?)```", body, re.DOTALL) for head, body in zip(*[iter(parts)] * 2, strict=True)
     }
+    return {head: each for head, each in found.items() if each}
 
 
 @pytest.fixture

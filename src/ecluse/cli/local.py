@@ -208,7 +208,8 @@ COMMANDS = [
     Local(
         "serve",
         "Run the server: API, pages, scheduler and worker in one process. Start it again, with another port, to add a "
-        "replica.",
+        "replica. Exit code 0: stopped by a signal, 2: it cannot start, for the reason on stderr, 3: it failed while "
+        "it started, 70: its engine failed, start it again.",
         serve,
         _serve_arguments,
         example="serve --port 8080",

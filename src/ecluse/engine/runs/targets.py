@@ -20,7 +20,9 @@ chosen AS (
     WHERE r.id = n.id AND r.selected IS NULL AND r.ended_at IS NULL RETURNING r.id, r.selected),
 noted AS (
     INSERT INTO run_log (run_id, at, level, message, data)
-    SELECT id, ecluse_now(), 'info', 'selected ' || selected || ' targets', jsonb_build_object('targets', selected)
+    SELECT id, ecluse_now(), 'info',
+           'selected ' || selected || CASE selected WHEN 1 THEN ' target' ELSE ' targets' END,
+           jsonb_build_object('targets', selected)
     FROM chosen),
 opened AS (INSERT INTO outcomes (run_id, target) SELECT t.run, t.target FROM t JOIN chosen ON chosen.id = t.run
            ORDER BY t.run, t.target)

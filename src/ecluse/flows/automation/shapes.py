@@ -47,7 +47,10 @@ class AutomationRunRow(Shape):
         description="The current phase; null once the run has ended."
     )
     selected: int | None = Field(description="Once it has ended: successful + failed + ignored.")
-    total_fiches: int = Field(description="Number of fiches, without ignored ones.")
+    total_fiches: int = Field(
+        description="Number of selected fiches without the ignored ones. The event `automation.run.selection` has the "
+        "number of selected fiches, ignored ones included, under this name."
+    )
     successful_fiches: int
     failed_fiches: int
     cancelled_fiches: int = Field(description="The part of the failed fiches that the cancelled run never finished.")
