@@ -327,3 +327,18 @@ def test_a_followed_preview_ends_with_its_plan_and_the_next_command(operator, ds
     assert re.search(rf"^id +{run}\nplan hash +{plan}$", said.out, re.MULTILINE)
     assert re.search(rf"^  changed +{count}$", said.out, re.MULTILINE)
     assert said.err == (f"Next: ecluse pricing runs queue {run} {plan}\n" if is_next else "")
+
+
+def test_a_followed_preview_that_failed_ends_with_the_reason(operator, dsn, capsys, query):
+    async def unplanned():
+        async with connected(dsn) as connection:
+            project = await new_project(connection)
+            async with connection.transaction():
+                return await create_rule_run(connection, NewRun("default", project, "EUR", None, RULE), BY)
+
+    run = asyncio.run(unplanned())
+    query("UPDATE rule_runs SET stopped_reason = 'the preview failed (refused)' WHERE id = %s", run)
+    client = Client(operator.variables["ECLUSE_URL"], operator.variables["ECLUSE_KEY"])
+    declared = next(one for one in packaged() if one["name"] == "pricing runs preview")["result"]
+    show_result(client, declared, str(run))
+    assert capsys.readouterr().err == "stopped reason: the preview failed (refused)\n"

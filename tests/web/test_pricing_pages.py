@@ -93,6 +93,20 @@ def test_a_run_shows_counts_prices_reasons_executions_and_history(operator, page
     assert "#77 9.00 EUR 9.05 EUR 0.05 EUR" in operator.shown(f"/ui/pricing/runs/{run}")
 
 
+@pytest.mark.req("PRC-02")
+def test_a_failed_preview_says_why_and_offers_another(operator, pages_dsn, fill):
+    _, _, preview = made(pages_dsn, name="Refused")
+    fill("UPDATE rule_runs SET plan_hash = NULL, totals = NULL, rule_id = (SELECT max(id) FROM pricing_rules),"
+         " stopped_reason = 'the preview failed (refused)' WHERE id = %s RETURNING id", preview)  # fmt: skip
+    address = f"/ui/pricing/runs/{preview}"
+    shown, body = operator.shown(address), operator.get(address).body.decode()
+    assert "There is no plan: the preview failed. The preview failed (refused)" in shown
+    assert "Preview again" in shown
+    assert "/ui/do/preview_rule?" in body
+    assert re.search(r'class="badge failed"[^<]*>\s*PREVIEW', body)
+    assert "the preview failed (refused)" in operator.shown("/ui/pricing")
+
+
 @pytest.mark.req("G-12")
 def test_rounds_and_executions_have_the_numbers_of_the_api(operator, pages_dsn, fill):
     _, run, _ = made(pages_dsn, name="Numbered")

@@ -11,11 +11,12 @@ from typing import Any
 class Result:
     """What a command shows when its run has ended (`--wait`): `fields` of the read named `read`, whose path has the
     `id` of the command's answer, and `next`, the command to type next, with the fields in braces. `next` is shown only
-    if all fields have values."""
+    if all fields have values; else the field `otherwise` is, which says why there is no next command."""
 
     read: str
     fields: Sequence[str]
     next: str
+    otherwise: str
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ REFUSALS = {
     "NO_PLAN": ApiErrorCode(
         409,
         "The preview of the rule run is not finished, or its plan changes no price.",
-        "Wait for the end of the preview; read the exclusions of the run.",
+        "Wait for the end of the preview; if it has failed, preview the rule again. Read the exclusions of the run.",
     ),
     # Connections to vendors
     "NO_CONNECTION": ApiErrorCode(

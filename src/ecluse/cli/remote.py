@@ -78,13 +78,15 @@ def _done(
 
 def show_result(client: Client, declared: Json, number: str) -> None:
     """Show the result of a run that has ended: the fields that the command declares, of the record with this id. If all
-    of them have a value, name the next command."""
+    of them have a value, name the next command, else the reason why there is none."""
     found = client.get(re.sub(r"{\w+}", number, declared["read"]))
     shown = {name: found[name] for name in declared["fields"]}
     for line in show.fields(shown, show.width()):
         show.write(line)
     if all(shown.values()):
         show.say(f"Next: {declared['next'].format_map(shown)}")
+    elif reason := found[declared["otherwise"]]:
+        show.say(f"{show.title(declared['otherwise'])}: {show.harmless(reason)}")
 
 
 def _rows(text: str) -> list[Json]:

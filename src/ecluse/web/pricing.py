@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Listing, read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
+from ecluse.base.text import as_sentence
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
+from ecluse.engine import State
 from ecluse.flows.connections.project_surface import PROJECTS, READ
 from ecluse.flows.pricing.rules import REASONS
 from ecluse.flows.pricing.run_surface import MISMATCHES, RECONCILIATIONS, RUNS, TARGETS
@@ -117,7 +119,8 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
     for row in rows:
         row |= named[row["id"]]
         row["changed"] = (row["totals"] or {}).get("changed")
-        row["state"], row["href"] = STATES.meaning[row["status"]], f"{HOME}/runs/{row['id']}"
+        row["state"], row["href"] = _state(row), f"{HOME}/runs/{row['id']}"
+        row["reason"] = row["stopped_reason"] or render.NONE
     columns = (
         Column("name", "Run"),
         Column("status", "Status"),
@@ -127,6 +130,7 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
         Column("actor", "By"),
         Column("created_at", "Created"),
         Column("finished_at", "Finished"),
+        Column("reason", "Reason"),
     )
     return {
         "wanted": wanted,
@@ -172,7 +176,8 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         **shown,
         "title": f"{shown['name']} {run['status']} · Ecluse",
         "sentence": sentence(run, open_),
-        "state": STATES.meaning[run["status"]],
+        "state": _state(run),
+        "no_plan": as_sentence(run["stopped_reason"]) if run["stopped_reason"] and not run["plan_hash"] else None,
         "states": STATES.meaning,
         "money": lambda amount: money(amount, run["currency"]),
         "excluded": [(REASONS[code], n) for code, n in ((run["totals"] or {}).get("excluded") or {}).items()],
@@ -184,6 +189,12 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     }
 
 
+def _state(run: Row) -> State:
+    """Return the state in whose colour the status of a rule run is shown: a preview that failed keeps its status."""
+    failed = run["status"] == PREVIEW and run["plan_hash"] is None and run["stopped_reason"]
+    return State.FAILED if failed else STATES.meaning[run["status"]]
+
+
 def _buttons(request: Request, run: Row, busy: bool, mismatched: bool) -> list[Button]:
     """Return the buttons for a rule run in its present state. While an execution is under way there are none."""
     if busy:
@@ -193,6 +204,9 @@ def _buttons(request: Request, run: Row, busy: bool, mismatched: bool) -> list[B
     found: list[Button] = []
     if run["status"] == PREVIEW and run["plan_hash"] and run["counts"]:
         found += buttons(request, ("queue_rule_run", one), back=back, plan_hash=run["plan_hash"])
+    if run["status"] == PREVIEW and not run["plan_hash"]:
+        again = buttons(request, ("preview_rule", {}), back=HOME, rule_id=run["rule_id"])
+        found += [button._replace(label="Preview again") for button in again]
     if failed:
         again = buttons(request, ("retry_rule_run", one), back=back)
         found += [button._replace(label=f"{button.label} ({failed})") for button in again]
@@ -220,8 +234,7 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
         return doing[open_[0]["kind"]]
     match run["status"]:
         case "PREVIEW" if run["plan_hash"] is None:
-            failed = next((one["error"] for one in run["executions"] if one["error"]), None)
-            return f"There is no plan: {failed}" if failed else "The plan is not made yet."
+            return "There is no plan: the preview failed." if run["stopped_reason"] else "The plan is not made yet."
         case "PREVIEW":
             return f"{total:,} prices would change. Nothing is changed until the run is queued."
         case _ if run["stopped_reason"]:

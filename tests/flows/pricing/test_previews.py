@@ -61,7 +61,10 @@ async def test_a_shop_that_refuses_the_token_fails_the_preview(shop, connection,
     [execution] = run["executions"]
     assert (run["plan_hash"], execution["status"]) == (None, "failed")
     assert "access token" in execution["error"]
-    with pytest.raises(Conflict, match="has no plan"):
+    again = f"preview the rule again with `ecluse pricing runs preview {run['rule_id']}`"
+    assert run["status"] == "PREVIEW"
+    assert run["stopped_reason"] == f"the preview failed ({execution['error']}): {again}"
+    with pytest.raises(Conflict, match=f"has no plan: the preview failed .*{again}"):
         await world.queued(connection, run)
 
 

@@ -27,8 +27,8 @@ ITEMS = """
 SELECT t.id, t.variant_id AS variant, t.product_id AS product, t.before_amount AS before, t.after_amount AS after,
        t.round, t.rule_run_id AS rule_run, t.project_id AS project, x.number, %(forced)s::boolean AS forced
 FROM rule_executions x JOIN rule_target_list t ON t.rule_run_id = x.rule_run_id
-WHERE x.run_id = %(execution)s AND t.status = %(status)s AND (%(ids)s::bigint[] IS NULL OR t.id = ANY(%(ids)s))
-ORDER BY t.id LIMIT %(limit)s
+WHERE x.run_id = %(execution)s AND t.status = %(status)s AND (%(target_ids)s::bigint[] IS NULL
+    OR t.id = ANY(%(target_ids)s)) ORDER BY t.id LIMIT %(limit)s
 """
 # Set once per round; a later failure returns the reason again. The share of failures counts those of this execution.
 STOP = """
@@ -77,8 +77,14 @@ FROM rule_executions x JOIN items i ON i.run_id = x.run_id AND i.stage = 'rollba
 LEFT JOIN effects e ON e.run_id = x.run_id AND e.item_id = i.id AND e.state IN ('sending', 'unknown')
 WHERE x.run_id = ANY(%s) AND t.id = i.key::bigint
 """
-FORGET_PAGES = """
-DELETE FROM rule_pages p USING rule_executions x WHERE x.run_id = ANY(%s) AND p.rule_run_id = x.rule_run_id
+# A preview that has ended without a plan stays a preview: only the reason says that nothing more comes of it.
+PREVIEWED = """
+WITH pages AS (
+    DELETE FROM rule_pages p USING rule_executions x WHERE x.run_id = ANY(%(runs)s) AND p.rule_run_id = x.rule_run_id)
+UPDATE rule_runs r SET stopped_reason = format('the preview failed (%%s): preview the rule again with `ecluse pricing'
+    ' runs preview %%s`', coalesce(e.error_message, e.reason, e.error_code, 'it ended before'), r.rule_id)
+FROM rule_executions x JOIN runs e ON e.id = x.run_id
+WHERE x.run_id = ANY(%(runs)s) AND x.kind = 'preview' AND r.id = x.rule_run_id AND r.plan_hash IS NULL
 """
 OVERDUE = """
 SELECT x.run_id, array_agg(t.id::text) FROM rule_runs r
@@ -147,8 +153,7 @@ async def targets(
 ) -> Sequence[NewItem]:
     """Return the items of an execution: the targets of its rule run in this status, or those that its input names;
     `limit`: the first ones only."""
-    ids, forced = run.input["target_ids"], run.input["forced"]
-    given = {"execution": run.id, "status": status, "ids": ids, "forced": forced, "limit": limit}
+    given = {**run.input, "execution": run.id, "status": status, "limit": limit}
     return [
         NewItem(str(row.pop("id")), row["variant"], row, row["product"], lane(run.tenant_id, row["project"]))
         for row in await fetch_all(connection, dict, ITEMS, given)
@@ -215,7 +220,7 @@ async def ended(connection: Connection, execution_ids: Sequence[int]) -> Sequenc
             await move_runs(connection, {one["id"]: states.status_by_counts(counts)}, WORKER)
         elif one["status"] in (states.APPLIED, states.PARTIAL) and not counts.get(states.APPLIED):
             await move_runs(connection, {one["id"]: states.ROLLED_BACK}, WORKER)
-    await connection.execute(FORGET_PAGES, (ids,))
+    await connection.execute(PREVIEWED, {"runs": ids})
     return [one["id"] for one in over]
 
 

@@ -29,9 +29,8 @@ OF_RULE = equal(OF_PROJECT, rule_id=RecordId, status=shapes.RunStatus)
 RUNS = Listing("runs", shapes.RuleRunRow, "rule_runs", READ, filters=OF_RULE)
 DEAD = "t.status = 'FAILED'"
 DEAD_LETTERS = Listing("targets", shapes.DeadLetterRow, "rule_target_list", READ, filters=OF_PROJECT, where=DEAD)
-PREVIEWED = Result(
-    "show_rule_run", ("id", "plan_hash", "counts", "totals"), "ecluse pricing runs queue {id} {plan_hash}"
-)
+PLANNED = ("id", "plan_hash", "counts", "totals")
+PREVIEWED = Result("show_rule_run", PLANNED, "ecluse pricing runs queue {id} {plan_hash}", "stopped_reason")
 
 
 async def _there(look: Look, rule_run_id: RunNumber) -> None:
@@ -52,7 +51,7 @@ HISTORY = _part("history", shapes.RuleHistoryRow, filters=equal(rule_target_id=R
 RUN.lists(
     RUNS,
     list_rule_runs="List rule runs, the newest first.",
-    columns=("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at"),
+    columns=("id", "status", "project_id", "rule_id", "round", "actor", "created_at", "finished_at", "stopped_reason"),
 )
 for part, name, about in (
     (TARGETS, "list_rule_targets", "List the targets of a rule run with their prices before and after."),

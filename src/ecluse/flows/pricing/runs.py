@@ -185,7 +185,8 @@ async def queue_for_processing(
     found = await require_run(connection, tenant, run, lock=True)
     states.RUNS.check(found["status"], states.QUEUED, f"rule run {run}")
     if found["plan_hash"] is None:
-        raise Conflict(f"Rule run {run} has no plan: wait for the end of its preview.", code="NO_PLAN")
+        again = found["stopped_reason"] or "wait for the end of its preview; if that has failed, preview the rule again"
+        raise Conflict(f"Rule run {run} has no plan: {again}.", code="NO_PLAN")
     if found["plan_hash"] != plan_hash:
         raise Conflict(f"The plan of rule run {run} is another one: read its preview again, and queue that.")
     if targets is not None and not targets:
@@ -194,10 +195,8 @@ async def queue_for_processing(
     if not chosen:
         raise Conflict(f"The plan of rule run {run} changes no price.", code="NO_PLAN")
     await move_runs(connection, {run: states.QUEUED}, by)
-    await connection.execute(
-        "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s",
-        (limits.canary, limits.max_failure_rate, run),
-    )
+    sql = "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s"
+    await connection.execute(sql, (limits.canary, limits.max_failure_rate, run))
     await move_targets(connection, [Move(one, (states.QUEUED,)) for one in chosen], by, run=run)
 
 

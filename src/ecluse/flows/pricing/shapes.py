@@ -59,7 +59,7 @@ class RuleRunRow(Shape):
     totals: dict[str, Any] | None
     canary: int | None
     max_failure_rate: float | None
-    stopped_reason: str | None = Field(description="Why nothing more was sent in this round.")
+    stopped_reason: str | None = Field(description="Why nothing more was sent in this round, or why there is no plan.")
     corrects_id: str | None
     actor: str
     correlation_id: str

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_row, fetch_rows
+from ecluse.db.query import Row, as_json, fetch_rows, fetch_value
 from ecluse.engine import State, StatusMap
 
 PREVIEW, QUEUED, APPLYING, APPLIED = "PREVIEW", "QUEUED", "APPLYING", "APPLIED"
@@ -191,9 +191,8 @@ def contradiction(status: str, counts: Mapping[str, int]) -> str | None:
 
 async def validate_run_state(connection: Connection, run: int) -> None:
     """Raise Conflict if the status of a run and the statuses of its targets contradict each other."""
-    status = await fetch_row(connection, "SELECT status FROM rule_runs WHERE id = %s", (run,))
-    if status is None:
+    if (status := await fetch_value(connection, "SELECT status FROM rule_runs WHERE id = %s", (run,))) is None:
         raise NotFound(f"There is no rule run {run}.")
     counts = dict(await fetch_rows(connection, COUNTS, (run,)))
-    if (wrong := contradiction(status[0], counts)) is not None:
+    if (wrong := contradiction(status, counts)) is not None:
         raise Conflict(f"{wrong} (rule run {run}: {', '.join(f'{n} {one}' for one, n in sorted(counts.items()))})")
