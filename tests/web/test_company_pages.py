@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 import pytest
 
 from ecluse.vendors.registers import Source
+from ecluse.web.companies import failure, reasons
 from tests.support.api_server import new_key, serving
 from tests.support.pages import Reader, text
 from tests.support.registers import ONLY_SEARCH, OPPOSED, PLACES, SNCF, UNKNOWN
@@ -69,8 +70,31 @@ def test_a_card_has_value_source_and_date_of_each_field_and_its_history(operator
     partial = operator.shown(f"/ui/requests/{asked[ONLY_SEARCH]}")
     assert "INPI_RNE the register does not have this company NOT_FOUND , HTTP 404" in partial
     unknown = operator.shown(f"/ui/requests/{asked[UNKNOWN]}")
-    assert "The company could not be identified." in unknown
-    assert "No register has answered for this company." in unknown
+    assert "API_RECHERCHE_ENTREPRISES, which is required, does not have this company." in unknown
+    assert "No data are stored" in unknown
+    assert re.search(r"not asked for again before 20\d\d-\S+ \S+Z, when it is read", unknown)
+    assert f"ecluse requests refresh {asked[UNKNOWN]} asks at once" in unknown
+
+
+@pytest.mark.req("ENR-38", "ENR-72")
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("API_RECHERCHE_ENTREPRISES:503:TIMEOUT", "which is required, could not be asked"),
+        ("API_RECHERCHE_ENTREPRISES:200:CORE_IDENTITY_MISSING|INPI_RNE:404:NOT_FOUND", "none gave the legal name"),
+        ("INPI_RNE:-:UNKNOWN", "ended before"),
+    ],
+)
+def test_a_failed_job_is_described_by_the_error_of_the_required_register(error, says):
+    assert says in failure(error)
+
+
+@pytest.mark.req("G-55")
+def test_an_answer_503_is_not_called_a_timeout():
+    assert [one["says"] for one in reasons("INPI_RNE:503:TIMEOUT|API_ENTREPRISE_RCS:-:TIMEOUT")] == [
+        "the register is unavailable",
+        "request timed out",
+    ]
 
 
 def test_directors_of_a_company_opposed_to_diffusion_are_masked_on_its_page(operator, asked):
@@ -112,6 +136,9 @@ def test_a_card_says_what_its_job_waits_for(operator, asked, pages_dsn):
     assert api.post(f"/v1/requests/{asked[OPPOSED]}:refresh-company", {}).status == 202
     why = "1 waiting, 0 in flight: lane inpi-rne was paused by an operator: INPI is being moved"
     wait_for(lambda: why in operator.shown(page))
+    told = api.get(f"/v1/requests/{asked[OPPOSED]}").json
+    assert told["waiting"].startswith(why)
+    assert told["waiting"].endswith(f" (`ecluse runs why {told['job_id']}`)")
     assert "Sources answered" not in operator.shown(page), "the counts are those of the job before"
     assert api.post("/api/lanes/inpi-rne/resume", {"reason": "it is over"}).status == 200
     wait_for(lambda: "Sources answered 2" in operator.shown(page))

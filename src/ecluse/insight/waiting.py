@@ -174,6 +174,7 @@ LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader
 LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
 
+OWNER = "SELECT tenant_id FROM runs WHERE id = %s AND ended_at IS NULL"
 # The table does not exist before the first server has led a run.
 LEADING = "SELECT to_regclass('dbos.workflow_status') IS NOT NULL"
 LED = """
@@ -263,6 +264,16 @@ async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
     blocked = not run["calls"] and all(group.cause in BLOCKING for group in groups)
     sentence = summary(groups, total, run["calls"])
     return RunWaits(sentence, total, run["calls"], run["since"], progress_at, blocked, groups)
+
+
+async def why_open(connection: Connection, tenant: str, run_id: int | None) -> str | None:
+    """Return what an open run waits for, whichever tenant it belongs to; a tenant is told of its own run how to ask for
+    more. None if there is no such run, or it has ended."""
+    owner = run_id and await fetch_value(connection, OWNER, (run_id,))
+    if not owner or run_id is None:
+        return None
+    more = f" (`ecluse runs why {run_id}`)" if owner == tenant else ""
+    return (await why_run(connection, owner, run_id)).summary + more
 
 
 async def _itself(connection: Connection, run: dict[str, Any]) -> Group:

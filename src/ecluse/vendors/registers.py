@@ -93,6 +93,11 @@ def canonical(source: Source, status: int | None, code: str) -> ErrorCode:
     return BY_STATUS.get(status, ErrorCode.SERVER_ERROR if status >= 500 else ErrorCode.BAD_REQUEST)
 
 
+def text_of(code: ErrorCode, status: int | None) -> str:
+    """Return the text of a failed call: the code TIMEOUT also stands for an answer 503, which is no timeout."""
+    return "the register is unavailable" if (code, status) == (ErrorCode.TIMEOUT, 503) else MESSAGES[code]
+
+
 def refused(
     source: Source,
     code: ErrorCode,
@@ -104,7 +109,7 @@ def refused(
 ) -> VendorError:
     """Return the error of a register for a canonical code: transient if the code is in RETRYABLE, else permanent.
     `knobs`: the settings with the credentials; `why`: what is wrong with an answer; `retry_after`: seconds."""
-    message = f"{source}: {MESSAGES[code].format(knobs=knobs, why=why)}"
+    message = f"{source}: {text_of(code, status).format(knobs=knobs, why=why)}"
     error: VendorError
     if code in RETRYABLE:
         error = TransientError(message, code=code, retry_after=retry_after, ambiguous=False)

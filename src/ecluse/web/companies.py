@@ -13,14 +13,13 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_value
+from ecluse.db.query import Row, fetch_all
 from ecluse.flows.enrichment import card, history, requests
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.flow import LANES
 from ecluse.flows.enrichment.states import MEANING, REQUIRED, Status
 from ecluse.flows.enrichment.surface import READ, REQUESTS, StatusWord
-from ecluse.insight.waiting import why_run
-from ecluse.vendors.registers import MESSAGES, ErrorCode, Source
+from ecluse.vendors.registers import ErrorCode, Source, text_of
 from ecluse.web import forms, live, render
 from ecluse.web.actions import buttons
 from ecluse.web.authentication import Page
@@ -35,7 +34,6 @@ LIST = live.Page("requests_live.html")
 ONE = live.Page("company_live.html", ("title", "header", "facts", "history"))
 REGISTERS = live.Page("registers_live.html")
 SEEN_LANES = "SELECT * FROM lane_list WHERE tenant_id = %s AND name = ANY(%s)"
-WHOSE_JOB = "SELECT tenant_id FROM runs WHERE id = %s AND ended_at IS NULL"
 LISTS = ("establishments", "directors", "observations")  # fields that are tables of their own
 # Values of establishments, directors and observations, in the order in which people read them; jsonb keeps no order.
 COLUMNS = """
@@ -167,7 +165,6 @@ async def _company(request: Request, request_id: int) -> Context:
             "one": one,
             "jobs": await history.jobs(connection, one["company_siren"], tenant, JOBS),
             "snapshots": await history.snapshots(connection, one["company_siren"], seen, SNAPSHOTS),
-            "waiting": await _waiting(connection, one),
         }
 
     shown = await reads_of(request)(ask)
@@ -181,6 +178,7 @@ async def _company(request: Request, request_id: int) -> Context:
         "title": f"{name} {one['enrichment_status']} · Ecluse",
         "state": MEANING[Status(one["enrichment_status"])],
         "reasons": reasons(one["enrichment_error"]),
+        "failure": failure(one["enrichment_error"]),
         "groups": groups(one["company"] or {}),
         "lists": {field: one["company"][field] for field in LISTS if field in (one["company"] or {})},
         "columns_of": columns_of,
@@ -189,13 +187,6 @@ async def _company(request: Request, request_id: int) -> Context:
         "busy": one["enrichment_status"] in OPEN,
         "over": False,
     }
-
-
-async def _waiting(connection: Connection, one: Row) -> str | None:
-    """Return what the open job of a request waits for; None if no job is open. The job is a run of the tenant whose
-    request started it, which may be another tenant."""
-    tenant = one["job_id"] and await fetch_value(connection, WHOSE_JOB, (one["job_id"],))
-    return (await why_run(connection, tenant, int(one["job_id"]))).summary if tenant else None
 
 
 async def _sources(request: Request) -> Context:
@@ -241,14 +232,29 @@ def reasons(error: str | None) -> list[dict[str, str]]:
         source, _, rest = entry.partition(":")
         status, _, code = rest.partition(":")
         if code:
-            found.append({"source": source, "http": status, "code": code, "says": SAYS.get(code, "")})
+            found.append({"source": source, "http": status, "code": code, "says": _says(code, status)})
     return found
 
 
-SAYS = {
-    **{str(code): text.partition(":")[0] for code, text in MESSAGES.items()},
-    str(ErrorCode.CORE_IDENTITY_MISSING): "no register gave the legal name of the company",
-}
+def _says(code: str, status: str) -> str:
+    if code == ErrorCode.CORE_IDENTITY_MISSING:
+        return "no register gave the legal name of the company"
+    known = code in list(ErrorCode)
+    return text_of(ErrorCode(code), int(status) if status.isdecimal() else None).partition(":")[0] if known else ""
+
+
+def failure(error: str | None) -> str:
+    """Describe in one sentence why a job failed, by the error of the required register. Optional registers may have
+    answered: nothing is stored of them without the required one."""
+    required = [one for one in reasons(error) if one["source"] in REQUIRED]
+    match required[0]["code"] if required else "":
+        case ErrorCode.NOT_FOUND:
+            return f"{required[0]['source']}, which is required, does not have this company."
+        case ErrorCode.CORE_IDENTITY_MISSING:
+            return "The registers have answered, but none gave the legal name of the company."
+        case "" | ErrorCode.UNKNOWN:
+            return "The job ended before the required register answered."
+    return f"{required[0]['source']}, which is required, could not be asked."
 
 
 def in_words(value: Any) -> Markup | str:

@@ -42,16 +42,11 @@ async def snapshots(connection: Connection, siren: str, seen: Collection[Source]
     """Return the last `most` snapshots of a company, the newest first, each with the number of fields, and the names of
     those that differ from the snapshot before (None: it is the first). Only fields from the sources in `seen` count."""
     rows = await fetch_all(connection, dict, SNAPSHOTS, (siren, most + 1))
-    cards = [card.card(row.pop("sources"), seen) for row in rows]
+    cards = [{name: one["value"] for name, one in card.card(row.pop("sources"), seen).items()} for row in rows]
     for row, one in zip(rows, cards, strict=True):
         row |= {"fields": len(one), "changed": None}
     for row, (after, before) in zip(rows, pairwise(cards), strict=False):
-        names = [
-            name
-            for name in card.FIELDS
-            if (after.get(name) or {}).get("value") != (before.get(name) or {}).get("value")
-        ]
-        row["changed"] = names
+        row["changed"] = [name for name in card.FIELDS if after.get(name) != before.get(name)]
     return rows[:most]
 
 

@@ -224,6 +224,4 @@ async def end_jobs(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
     given = {"rows": as_json(rows)}
     for statement in (END_COMPANIES, PUT_SNAPSHOTS, END_JOBS):
         await connection.execute(statement, given)
-    return [
-        (job, tenant, correlation) for job, tenant, correlation in await fetch_rows(connection, END_REQUESTS, given)
-    ]
+    return await fetch_rows(connection, END_REQUESTS, given)

@@ -16,6 +16,8 @@ from ecluse.flows.enrichment import card, events, metrics, records, rules
 from ecluse.flows.enrichment.clients import Config
 from ecluse.flows.enrichment.records import Looked, Taken
 from ecluse.flows.enrichment.states import Status, Trigger, TriggerRequest
+from ecluse.insight.causes import instant
+from ecluse.insight.waiting import why_open
 from ecluse.vendors.registers import Source
 
 TRIES = 5
@@ -183,9 +185,11 @@ def _recipient(config: Config, tenant: str, own: str | None) -> str | None:
 
 
 async def show(connection: Connection, config: Config, tenant: str, request_id: int) -> Shown:
-    """Return a request, with the card of its company as far as the tenant may see it; raise NotFound if it has none."""
+    """Return a request with the card that the tenant may see, and what its job waits for. Raise NotFound."""
     if not (found := await show_all(connection, config, tenant, [request_id])):
         raise NotFound(f"There is no request {request_id}.")
+    row = found[request_id].row
+    row["waiting"] = await why_open(connection, tenant, row["job_id"]) or row["waiting"]
     return found[request_id]
 
 
@@ -202,5 +206,8 @@ def _shown(config: Config, tenant: str, row: Row) -> Shown:
     status, updated_at = Status(row["enrichment_status"]), row["company_updated_at"]
     known = rules.Known(status, updated_at, ended_at, relaunchable, job is not None)
     due = rules.decide(known, Trigger.OPENED, config.limits, now) != "cached"
+    again = rules.kept_until(known, config.limits) if status is Status.FAILED and not due else None
+    refresh = f"`ecluse requests refresh {row['id']}` asks at once"
+    row["waiting"] = again and f"not asked for again before {instant(again)}, when it is read: {refresh}"
     row["company"] = card.card(sources, seen) or None
     return Shown(row, seen, due and (job is None or job != row["job_id"]))

@@ -86,6 +86,13 @@ def is_stale(known: Known, limits: Limits, now: datetime) -> bool:
     return known.status in (Status.SUCCESS, Status.PARTIAL) and not is_fresh(known, limits, now)
 
 
+def kept_until(known: Known, limits: Limits) -> datetime | None:
+    """Return until when only a manual refresh starts a job: the data are fresh, or a job has just failed."""
+    failed_at = known.ended_at if known.status is Status.FAILED else None
+    kept = ((known.updated_at, limits.fresh), (failed_at, limits.after_failure))
+    return max((at + time for at, time in kept if at is not None), default=None)
+
+
 Decision = Literal["cached", "attach", "start"]
 
 
@@ -96,10 +103,8 @@ def decide(known: Known, trigger: Trigger, limits: Limits, now: datetime) -> Dec
         return "attach"
     if trigger is Trigger.MANUAL:
         return "start"
-    just_failed = (
-        known.status is Status.FAILED and known.ended_at is not None and now - known.ended_at < limits.after_failure
-    )
-    return "cached" if just_failed or is_fresh(known, limits, now) else "start"
+    until = kept_until(known, limits)
+    return "cached" if until is not None and now < until else "start"
 
 
 def is_due(known: Known, limits: Limits, now: datetime) -> bool:
@@ -109,10 +114,5 @@ def is_due(known: Known, limits: Limits, now: datetime) -> bool:
         return False
     if known.status in (Status.PENDING, Status.STALE) or is_stale(known, limits, now):
         return True
-    ended = known.ended_at
-    return (
-        known.status is Status.PARTIAL
-        and known.relaunchable
-        and ended is not None
-        and (now - ended >= limits.after_partial)
-    )
+    partial = known.status is Status.PARTIAL and known.relaunchable
+    return partial and known.ended_at is not None and now - known.ended_at >= limits.after_partial

@@ -61,7 +61,7 @@ class RequestRow(Shape):
         description="`SOURCE:HTTP:ERROR_CODE`, one entry per failed source, separated by `|`."
     )
     company_updated_at: datetime | None = Field(description="The last merge: freshness counts from it.")
-    job_id: str | None = Field(description="The job that it is attached to, or the last one of its company.")
+    job_id: str | None = Field(description="The run that is its job, or the last job of its company.")
     created_by: str
     created_at: datetime
     updated_at: datetime
@@ -72,6 +72,7 @@ class RequestShown(RequestRow):
     sources_success_count: int
     required_sources_failed_count: int
     optional_sources_failed_count: int
+    waiting: str | None = Field(None, description="What its open job waits for, or when a failed one is repeated.")
     company: dict[str, CardField] | None = Field(
         description="What the registers say, field by field, as far as the tenant may see it; null: nothing yet."
     )
