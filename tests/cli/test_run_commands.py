@@ -179,6 +179,21 @@ def test_a_run_is_ended_by_a_yes_and_by_nothing_else(operator, at_terminal, quer
     assert query("SELECT state FROM runs") == [("cancelled",)]
 
 
+@pytest.mark.req("G-89")
+def test_a_cancelled_run_is_shown_as_on_the_pages(operator, query):
+    run_id = operator.done(*START)["run_id"]
+    query("INSERT INTO outcomes (run_id, target, outcome, error_code) SELECT %s, unnest(ARRAY['a', 'b']), 'failed',"
+          " 'CANCELLED'", run_id)  # fmt: skip
+    query("UPDATE runs SET status = 'failed', state = 'cancelled', selected = 2, successful = 0, failed = 2,"
+          " ignored = 0, cancelled = 2, ended_at = now(), end_cause = 'operator', ended_by = 'ann'")  # fmt: skip
+    assert operator.done("runs", "show", run_id)["status"] == "failed", "the value on the wire stays"
+    assert operator("runs", "list").out.splitlines()[1].split()[:7] == [run_id, "hello", "cancelled", *"2002"]
+    shown = operator("runs", "show", run_id).out
+    for name, value in {"status": "cancelled", "failed": 0, "cancelled": 2}.items():
+        assert re.search(rf"^{name} +{value}$", shown, re.MULTILINE)
+    assert re.search(r"^a +cancelled +CANCELLED", operator("runs", "targets", run_id).out, re.MULTILINE)
+
+
 def end_run(query, status, state):
     query(
         "UPDATE runs SET status = %s, state = %s, selected = 0, successful = 0, failed = 0, ignored = 0,"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ecluse.web import figures
+from ecluse.web.advice import advice
+from tests.support.api_server import new_key
+from tests.web.conftest import aside
 from tests.web.test_page_contents import rows, schedule
 
 GOOD, BAD = ("successful", None, None), ("failed", "BAD", "no")
@@ -74,3 +77,18 @@ def test_a_redrive_that_is_not_there_any_more_is_left_out(of, ended_run, fill):
     gone, kept = (ended_run(tenant="pruned", parent=run, redrive_of=run) for _ in range(2))
     fill("UPDATE runs SET tenant_id = 'rival' WHERE id = %s", gone)  # found by its chain, not by its tenant's list
     assert rows(mine.shown("/ui/runs")) == [str(run), str(kept)]
+
+
+@pytest.mark.parametrize(("code", "offered"), [("UNAUTHORIZED", True), ("TIMEOUT", True), ("NO_URL", False)])
+def test_a_redrive_is_offered_beside_the_advice_that_it_may_succeed(reader, pages_dsn, ended_run, code, offered):
+    operator = reader.with_key(aside(new_key, pages_dsn))
+    given = {"flow": "automation", "status": "failed", "state": "failed"}
+    run = ended_run(("1", "failed", code, "no"), **given)
+    body = operator.get(f"/ui/runs/{run}").body.decode()
+    failures = body.split('aria-label="Failures by reason"')[1].split("</ul>")[0]
+    assert (f"/ui/do/redrive_run/{run}" in failures) is offered
+    assert ("A redrive fails again" in failures) is not offered
+
+
+def test_the_advice_for_a_missing_transcript_does_not_contradict_the_preview():
+    assert "The preview counts" in advice("NO_TRANSCRIPT")

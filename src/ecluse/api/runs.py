@@ -81,7 +81,7 @@ surface.listing(
     " left out unless `flow` names their flow.",
     command=Command(
         "runs list",
-        columns=("id", "flow", "status", "selected", "successful", "failed", "ignored", "created_at"),
+        columns=("id", "flow", "status", "selected", "successful", "failed", "cancelled", "ignored", "created_at"),
         empty="no runs yet: `ecluse runs start FLOW`",
     ),
 )

@@ -139,8 +139,8 @@ def _write_text(rows: Sequence[Json], columns: Sequence[str], name: str) -> None
 
 
 def _lines(command: Json, answer: Json) -> list[str]:
-    hidden = command.get("hides", ())
-    return show.fields({name: value for name, value in answer.items() if name not in hidden}, show.width())
+    shown = {name: value for name, value in answer.items() if name not in command.get("hides", ())}
+    return show.fields(show.cancelled_apart(shown), show.width())
 
 
 def _show(command: Json, answer: Any) -> None:
@@ -162,7 +162,7 @@ def _show(command: Json, answer: Any) -> None:
     if "text" in command:
         _write_text(rows, command["columns"], command["text"])
     else:
-        for line in show.table(rows, command["columns"], show.width()):
+        for line in show.table([show.cancelled_apart(row) for row in rows], command["columns"], show.width()):
             show.write(line)
     if answer.get("next_cursor"):
         show.say(f"There are more rows: --all lists them, --cursor {answer['next_cursor']} the next {answer['limit']}.")

@@ -88,6 +88,18 @@ def title(name: str) -> str:
     return name if name.isupper() else CAMEL.sub(lambda found: f" {found[0].lower()}", name).replace("_", " ")
 
 
+def cancelled_apart(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row in the words of the pages: a cancelled run or target is called so, and not counted as failed."""
+    found = dict(row)
+    if row.get("state") == "cancelled":
+        found["status"] = "cancelled"
+    if row.get("outcome") == "failed" and row.get("error_code") == "CANCELLED":
+        found["outcome"] = "cancelled"
+    if row.get("cancelled") and row.get("failed"):
+        found["failed"] = row["failed"] - row["cancelled"]
+    return found
+
+
 def cells_of(text: str) -> int:
     """Return the number of columns that the text takes on a terminal."""
     if text.isascii():

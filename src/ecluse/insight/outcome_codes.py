@@ -119,7 +119,10 @@ FAILURES = {
     "NO_SCHEDULE": Failure("The schedule of the run does not exist any more.", "Create a schedule and trigger that."),
     "TOO_MANY_RECORDINGS": Failure("The fiche has more recordings than the selection allows.", "Raise the limit."),
     # Transcriptions and audits
-    "AUDIO_UNAVAILABLE": Failure("The provider could not download the recording.", RETRIED),
+    "AUDIO_UNAVAILABLE": Failure(
+        "Ecluse could not download the recording; the vendor was not called.",
+        "Nothing: the download is retried with backoff. If the error persists, check the server of the recordings.",
+    ),
     "CONTENT_FILTERED": Failure("The filter of the model's vendor withheld the answer.", "Change the config's texts."),
     "EMPTY_ANSWER": Failure("The model's answer is empty.", RETRIED),
     "INPUT_TOO_LONG": Failure("The input is too long for the model.", "Use a model with a larger context."),

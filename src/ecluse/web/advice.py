@@ -18,9 +18,14 @@ ADVICE = {
     **dict.fromkeys(("SEALED", "NO_KEY", "NO_SECRET", "NO_SECRET_KEY", "NO_CONNECTION"), SETTING),
     **dict.fromkeys(("NO_URL", "NO_RECORDINGS", "NOT_FOUND", "GONE"), RECORD),
     **dict.fromkeys(("VENDOR_REFUSED", "CONTENT_FILTERED", "TRANSCRIPT_TOO_LONG", "ANSWER_TOO_LARGE"), NOTHING),
-    "NO_TRANSCRIPT": "A redrive may succeed if the record has recordings; without any, it fails again.",
+    "NO_TRANSCRIPT": "A redrive transcribes recordings first; without any it fails again. The preview counts them.",
 }
 
 
 def advice(code: str | None) -> str:
     return ADVICE.get(code or "", UNKNOWN)
+
+
+def may_succeed(code: str | None) -> bool:
+    """Return whether a redrive of targets that failed with this code is offered beside the advice."""
+    return advice(code) not in (RECORD, NOTHING)

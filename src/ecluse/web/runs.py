@@ -23,7 +23,7 @@ from ecluse.insight.waiting import why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
 from ecluse.web import figures, live, render, run_state
 from ecluse.web.actions import Button, buttons
-from ecluse.web.advice import advice
+from ecluse.web.advice import advice, may_succeed
 from ecluse.web.authentication import Page
 from ecluse.web.automation import budget_warning
 from ecluse.web.figures import Table
@@ -212,7 +212,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         "sentence": run_state.sentence(run, progress, stuck),
         "title": run_state.title(run, name, progress),
         "buttons": _buttons(request, run),
-        "redrive": lambda code: _redrive(request, run, error_code=code),
+        "redrive": lambda code: _redrive(request, run, error_code=code) if may_succeed(code) else [],
         "advice": advice,
     }
     bars = [figures.of_stage(stage) for stage in shown["run"]["stages"]]
