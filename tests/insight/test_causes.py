@@ -112,9 +112,15 @@ async def test_an_item_that_waits_for_its_retry_says_when_and_after_what(start_k
     await until(lambda: query("SELECT 1 FROM attempts"))
     async with open_board(dsn) as board:
         (found,) = await ask(board, run)
+        (told,) = await ask(board, run, budgets=kit.budgets)
+        async with board.pool.connection() as connection:
+            (group,) = (await waiting.why_run(connection, "default", run.id, {"test/work": 2})).groups
     assert found.cause == "retry"
-    assert "execution 2" in found.detail
+    assert "execution 2 at" in found.detail
     assert "BUSY: try later" in found.detail
+    assert f"execution 2 of {RetryPolicy().executions} at" in told.detail
+    assert "execution 2 of 2 (the last) at" in group.detail
+    assert group.error == "BUSY: try later"
     assert [(found.expected_at,)] == query("SELECT due_at FROM items")
 
 

@@ -11,6 +11,8 @@ from ecluse.base.errors import NotFound, PermanentError, TransientError
 from ecluse.db.query import Row
 from ecluse.engine import Done, Ignored, Item, Result, Start, WorkContext
 from ecluse.insight import run_queries
+from ecluse.insight.remarks import remarks
+from ecluse.insight.waiting import why_run
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage
 from tests.support.runs import start_run, wait_for_run
 
@@ -72,6 +74,8 @@ async def test_what_has_failed_for_good_is_said_to_fail_while_the_run_goes_on(st
     while (shown := await run_queries.show_run(connection, "default", run_id))["will_fail"]["count"] < 3:
         await asyncio.sleep(0.02)
     assert shown["will_fail"] == {"count": 3, "codes": {"BAD": 2, "DOWN": 1}}
+    remark = (await remarks(connection, run_id, await why_run(connection, "default", run_id))).remark
+    assert "3 targets are known to fail: a stage may count them as waiting until it ends, the causes do not" in remark
     shown = await results_of(connection, run_id)
     rows = shown["outcomes"]
     assert (shown["will_fail"], shown["unsettled"]) == (3, False)

@@ -72,6 +72,7 @@ async def test_a_run_answers_for_the_runs_it_waits_for_and_for_theirs(board, que
     sample = [(each.run_id, each.key, each.target) for each in group.sample]
     assert (len(sample), sample[0]) == (3, (one.id, "a", "a"))
     assert {each[0] for each in sample} <= {one.id, other.id, deepest.id}
+    assert "; resume it with ecluse lanes resume lane" in group.detail
     assert (found.waiting, found.in_flight, found.blocked) == (4, 0, True)
     assert found.summary == f"4 waiting, 0 in flight: {group.detail}"
     assert (await ask(board, deepest.id)).waiting == 1
@@ -96,7 +97,8 @@ async def test_runs_that_have_ended_are_left_out_and_a_circle_comes_to_its_end(b
     assert (await ask(board, above.id)).waiting == 1
     assert (await ask(board, one.id)).waiting == 1
     ended = await ask(board, other.id)
-    assert (ended.summary, ended.groups) == ("nothing of it waits: it has ended, failed", ())
+    why_not = f"nothing of it waits: it has ended, failed; ecluse runs targets {other.id} --outcome failed lists why"
+    assert (ended.summary, ended.groups) == (why_not, ())
 
 
 async def test_each_cause_has_a_group_with_its_count_the_most_frequent_first(board, query):
@@ -434,3 +436,15 @@ async def test_a_pause_and_its_end_are_written_to_the_log_of_every_run_that_need
     logged = query("SELECT run_id, level, message, data FROM run_log ORDER BY id")
     said = ["Lane lane was paused: invoice", "Lane lane was resumed: paid"]
     assert logged == [(run.id, "warning", message, {"lane": "lane"}) for message in said for run in (above, one, two)]
+
+
+async def test_a_breaker_says_since_when_the_vendor_is_down_and_the_last_error_of_its_items(board, query):
+    await board.lane()
+    run = await board.run(["a", "b", "c"])
+    query(REPLICA, "one", ["test/work"], 10)
+    query("UPDATE lanes SET trips = 1, failing_since = '2026-03-02 10:00:00Z', break_after = 5, failures = 5")
+    query("UPDATE items SET error_code = 'TIMEOUT', error = 'no answer' WHERE key = 'b'")
+    (group,) = (await ask(board, run.id)).groups
+    assert (group.cause, group.count, group.error) == ("breaker", 3, "TIMEOUT: no answer")
+    assert group.since is not None
+    assert group.since.isoformat().startswith("2026-03-02T10:00:00")

@@ -294,7 +294,7 @@ def test_what_waits_for_the_same_cause_is_one_group_with_its_first_and_last_star
     assert [one.cause for one in merged([paused, group])] == ["throttled", "paused"]
     assert summary([group, paused], 104, 2) == (
         "104 waiting, 2 in flight: 101 of them: lane lane starts 10 calls a minute; "
-        "3 of them: lane lane was paused by an operator: invoice"
+        "3 of them: lane lane was paused by an operator: invoice; resume it with ecluse lanes resume lane --reason TEXT"
     )
 
 

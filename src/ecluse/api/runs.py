@@ -22,6 +22,7 @@ from ecluse.engine import Start, require_budget, start_runs
 from ecluse.engine.work.completion import end_by_operator
 from ecluse.insight import run_queries
 from ecluse.insight.previews import preview_end
+from ecluse.insight.remarks import remarks
 from ecluse.insight.waiting import why, why_run
 
 surface = Surface("runs")
@@ -107,8 +108,10 @@ async def show_run(look: Look, run_id: RunId) -> Row:
 async def why_waiting(look: Look, run_id: RunId, limit: Limit = 50, offset: Offset = 0) -> Row:
     """Explain why a run, and the runs that it waits for, wait: by cause, with counts and expected starts, and item by
     item."""
-    told = asdict(await why_run(look.connection, look.tenant, run_id))
-    items = await why(look.connection, look.tenant, run_id, limit=limit, offset=offset)
+    budgets = look.kit.budgets
+    waits = await why_run(look.connection, look.tenant, run_id, budgets)
+    told = asdict(waits) | (await remarks(look.connection, run_id, waits))._asdict()
+    items = await why(look.connection, look.tenant, run_id, limit=limit, offset=offset, budgets=budgets)
     for group in told["groups"]:
         with_ids_as_text(group["sample"])
     told["total"] = told.pop("waiting")

@@ -125,7 +125,10 @@ class WaitingGroup(Shape):
     lane: str | None = Field(description="null: the run itself waits, none of its items.")
     count: int = Field(description="Number of waiting items; for `gate`, of calls in flight.")
     detail: str = Field(description="The cause in words.")
-    since: datetime | None = Field(description="When the pause, or the oldest call in flight, began.")
+    since: datetime | None = Field(
+        description="When the pause, the outage of the vendor, or the oldest call in flight began."
+    )
+    error: str | None = Field(description="The last error of one of them; null: none has failed yet.")
     first_at: datetime | None = Field(description="When the first of them is expected to start.")
     last_at: datetime | None = Field(description="When the last of them is expected to start, at the earliest.")
     sample: list[WaitingExample]
@@ -140,6 +143,8 @@ class WaitingPage(Page):
     in_flight_since: datetime | None = Field(description="When the oldest call in flight began.")
     progress_at: datetime | None = Field(description="Time of the last progress; null once the run has ended.")
     blocked: bool = Field(description="Nothing is in flight, and nothing starts before its cause is gone.")
+    deadline_at: datetime | None = Field(description="The time limit of the open stage; null: none is open.")
+    remark: str | None = Field(description="What fails at the time limit, and targets that are known to fail already.")
     groups: list[WaitingGroup] = Field(description="Waiting items by cause, the most frequent first.")
     waiting: list[WaitingRow] = Field(description="A page of the waiting items, in queue order.")
 

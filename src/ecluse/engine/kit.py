@@ -84,6 +84,7 @@ class Kit:
     def __post_init__(self) -> None:
         self.replica = replica_id()
         self.by_name = {flow.name: flow for flow in self.flows}
+        self.budgets = {f"{flow.name}/{one.name}": one.retry.executions for flow in self.flows for one in flow.stages}
         self.pool = pool(self.dsn, size=self.db_pool)
         self._work_pool = pool(
             self.dsn, size=CLAIMING, settings=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS

@@ -36,8 +36,8 @@ class Example:
 @dataclass(frozen=True)
 class Group:
     """Items that wait for the same cause in one stage and lane; without a lane, the run itself waits. `since`: when the
-    lane was paused, or when the oldest call in flight began; `first_at`, `last_at`: when the first and the last item
-    are expected to start."""
+    lane was paused, the vendor went down, or the oldest call in flight began; `first_at`, `last_at`: when the first and
+    the last item are expected to start."""
 
     cause: Cause
     flow: str
@@ -49,6 +49,7 @@ class Group:
     first_at: datetime | None = None
     last_at: datetime | None = None  # a lower bound, where too many items wait to count each position
     sample: Sequence[Example] = ()
+    error: str | None = None  # the last error of one of the items
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Facts:
     permits: int = 1  # that such a call takes of the rate of its lane
     slowed_to: float | None = None  # share of its lane's rate that is used for a while
     slowed_until: datetime | None = None
+    budget: int | None = None  # the most executions of an item of its stage; None: not known here
 
 
 def cause_of(item: Facts) -> Cause:
@@ -128,7 +130,8 @@ def detail_of(item: Facts) -> str:
         case "paused":
             since = "" if item.paused_at is None else f" (since {instant(item.paused_at)})"
             clock = "; the clock of its stage is stopped" if item.clock_stopped else ""
-            return f"lane {item.lane} was paused by an operator: {item.paused_reason}{since}{clock}"
+            resume = f"resume it with ecluse lanes resume {item.lane} --reason TEXT"
+            return f"lane {item.lane} was paused by an operator: {item.paused_reason}{since}{clock}; {resume}"
         case "breaker" if item.down_since is not None:
             held = "one call at a time probes it"
             probe = held if item.held_until is None else f"next probe {instant(item.held_until)}"
@@ -145,7 +148,7 @@ def detail_of(item: Facts) -> str:
         case "lease" | "postponed":
             return f"{item.postponed_why}; checked again at {instant(item.due_at)}"
         case "retry":
-            return f"execution {item.executions + 1} at {instant(item.due_at)}, after {item.error_code}: {item.error}"
+            return f"{_execution(item)} at {instant(item.due_at)}, after {item.error_code}: {item.error}"
         case "window":
             return f"not before {instant(item.due_at)}"
         case "suspect":
@@ -162,6 +165,12 @@ def detail_of(item: Facts) -> str:
             return f"all {item.hands} worker slots of {item.workers} replicas are busy"
         case _:
             return "about to be claimed"
+
+
+def _execution(item: Facts) -> str:
+    number = item.executions + 1
+    of = "" if item.budget is None else f" of {item.budget}"
+    return f"execution {number}{of}{' (the last)' if number == item.budget else ''}"
 
 
 def _slowed(item: Facts) -> str:
@@ -210,7 +219,8 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
     cause, detail = cause_of(first), detail_of(first)
     if cause == "retry" and count > 1:
         when = f"from {instant(first.due_at)} to {instant(last.due_at)}"
-        detail = f"next attempts {when}, the first after {first.error_code}: {first.error}"
+        which = "" if first.budget is None else f", {_execution(first)},"
+        detail = f"next attempts {when}, the first{which} after {first.error_code}: {first.error}"
     sample = list(dict.fromkeys(Example(one.run_id, one.key, one.target) for one in items))
     return Group(
         cause,
@@ -219,10 +229,11 @@ def grouped(items: Sequence[Facts], count: int) -> Group:
         first.lane,
         count,
         detail,
-        first.paused_at,
+        first.paused_at or (first.down_since if cause == "breaker" else None),
         expected(first),
         expected(last),
         sample[:SAMPLE],
+        next((f"{one.error_code}: {one.error}" for one in items if one.error_code), None),
     )
 
 
@@ -244,6 +255,7 @@ def merged(groups: Sequence[Group]) -> list[Group]:
             first_at=min(firsts, default=None),
             last_at=max(lasts) if len(lasts) == 2 else None,
             sample=[*larger.sample, *(one if larger is other else other).sample][:SAMPLE],
+            error=larger.error or one.error or other.error,
         )
     return sorted(found.values(), key=lambda group: (-group.count, group.flow, group.stage or "", group.cause))
 

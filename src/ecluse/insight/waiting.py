@@ -9,14 +9,14 @@ in its own order. Items that a call carries together (`BatchWrite`) have the pos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_all, fetch_column, fetch_one, fetch_value
+from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
 from ecluse.insight.causes import (
     BLOCKING,
@@ -35,6 +35,8 @@ from ecluse.insight.run_queries import check_tenant
 from ecluse.insight.stalls import PROGRESS
 
 MOST_COUNTED = 20_000  # queued items of a lane
+Budgets = Mapping[str, int]
+NO_BUDGETS: Budgets = {}
 
 RUN = f"""
 WITH RECURSIVE {IN_FLIGHT}
@@ -168,7 +170,8 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,
        l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, coalesce(k.batch, 1) AS batch,
-       coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until
+       coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until,
+       (%(budgets)s::jsonb ->> (m.flow || '/' || m.stage))::int AS budget
 FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
 LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader
 LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
@@ -213,15 +216,17 @@ class RunWaits:
     groups: Sequence[Group]
 
 
-async def why(connection: Connection, tenant: str, run_id: int, *, limit: int, offset: int = 0) -> list[Waiting]:
+async def why(
+    connection: Connection, tenant: str, run_id: int, *, limit: int, offset: int = 0, budgets: Budgets = NO_BUDGETS
+) -> list[Waiting]:
     """Return a page of the waiting items of a run and of the runs it waits for, in queue order, each with the cause for
     which it has not started. Raise NotFound if the tenant has no such run."""
     await check_tenant(connection, tenant, run_id)
     page = await fetch_column(connection, PAGE, {"run": run_id, "limit": limit, "offset": offset})
-    return await why_items(connection, page)
+    return await why_items(connection, page, budgets)
 
 
-async def why_items(connection: Connection, ids: Collection[int]) -> list[Waiting]:
+async def why_items(connection: Connection, ids: Collection[int], budgets: Budgets = NO_BUDGETS) -> list[Waiting]:
     """Return the items among `ids` that wait, in queue order, each with its cause. The caller has checked the
     tenant."""
     return [
@@ -237,22 +242,27 @@ async def why_items(connection: Connection, ids: Collection[int]) -> list[Waitin
             one.position,
             expected(one),
         )
-        for one in await _facts(connection, ids)
+        for one in await _facts(connection, ids, budgets)
     ]
 
 
-async def why_run(connection: Connection, tenant: str, run_id: int) -> RunWaits:
+async def why_run(connection: Connection, tenant: str, run_id: int, budgets: Budgets = NO_BUDGETS) -> RunWaits:
     """Explain why a run and the runs that it waits for do not continue: their waiting items by cause, the most frequent
-    first. Raise NotFound if the tenant has no such run."""
+    first. `budgets`: of `flow/stage`, the most executions of an item. Raise NotFound if the tenant has no such run."""
     run = await _run(connection, tenant, run_id)
     if run["ended_at"] is not None:
         end = "cancelled" if run["state"] == "cancelled" else run["status"]
-        return RunWaits(f"nothing of it waits: it has ended, {end}", 0, 0, None, None, False, ())
+        why = (
+            f"; ecluse runs targets {run_id} --outcome failed lists why"
+            if run["state"] in ("failed", "partial")
+            else ""
+        )
+        return RunWaits(f"nothing of it waits: it has ended, {end}{why}", 0, 0, None, None, False, ())
     rows = await fetch_all(connection, dict, GROUPS, {"run": run_id})
     done_at = await fetch_value(connection, DONE, {"run": run_id})
     progress_at = max(filter(None, [run["progress_at"], done_at]))
     wanted = {item for row in rows for item in (row["first"], row["last"], *row["some"])}
-    facts = {one.id: one for one in await _facts(connection, wanted)}
+    facts = {one.id: one for one in await _facts(connection, wanted, budgets)}
     groups = []
     for row in rows:
         # An item that was claimed between the two statements no longer waits.
@@ -313,8 +323,10 @@ async def _run(connection: Connection, tenant: str, run_id: int) -> dict[str, An
     return row
 
 
-async def _facts(connection: Connection, ids: Collection[int]) -> list[Facts]:
+async def _facts(connection: Connection, ids: Collection[int], budgets: Budgets) -> list[Facts]:
     """Return the facts about the items among `ids` that still wait, in queue order."""
     if not ids:
         return []
-    return await fetch_all(connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED})
+    return await fetch_all(
+        connection, Facts, FACTS, {"ids": list(ids), "most": MOST_COUNTED, "budgets": as_json(budgets)}
+    )

@@ -186,7 +186,9 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         )
         log = await run_queries.list_log(connection, tenant, run_id, newest_first=True, limit=LOG + 1, offset=part.log)
         schedule = [run["schedule_id"]] if run["schedule_id"] is not None else []
-        waits = None if run["ended_at"] is not None else await why_run(connection, tenant, run_id)
+        waits = (
+            None if run["ended_at"] is not None else await why_run(connection, tenant, run_id, kit_of(request).budgets)
+        )
         return {
             "run": run,
             **results,
