@@ -130,6 +130,27 @@ def test_servers_and_schedules_are_created_and_edited_by_forms(operator, reader,
     assert "/ui/do/" not in reader.get("/ui/jobs/servers").body.decode()
 
 
+def test_general_pages_link_to_the_page_of_a_job_schedule_and_offer_only_what_works(operator, world, fill):
+    schedule = world.schedule(world.host(), name="Only jobs")
+    row = fill("SELECT schedule_id FROM job_schedules WHERE id = %s", schedule)
+    fill("INSERT INTO schedule_slots (schedule_id, tenant_id, due_at, state, reason, decided_at)"
+         " VALUES (%s, 'default', '2026-03-02 10:00Z', 'failed', 'no server', now())", row)  # fmt: skip
+    own = f'href="/ui/jobs/schedules/{schedule}"'
+    listed = operator.get("/ui/schedules").body.decode()
+    assert own in listed
+    assert f"/ui/do/run_schedule/{row}?" not in listed
+    general = operator.get(f"/ui/schedules/{row}").body.decode()
+    assert own in general
+    assert "2026-03-02 10:00:00 failed no server" in operator.shown(f"/ui/schedules/{row}")
+    assert not re.findall(rf"/ui/do/(run|change)_schedule/{row}", general)
+    assert act(operator, "disable_schedule_of_flow", row, f"/ui/schedules/{row}") == f"/ui/schedules/{row}"
+    runs = operator.get("/ui/runs").body.decode()
+    assert "<option>test</option>" in runs
+    assert "<option>jobs</option>" not in runs
+    assert f'<option value="{row}">' not in runs
+    assert f"ecluse schedules run {row}" not in runs
+
+
 def test_agents_are_listed_with_what_they_do_and_are_revoked(operator, world, fill):
     _, _, agent = failed_job(world)
     body = operator.get("/ui/jobs/servers").body.decode()

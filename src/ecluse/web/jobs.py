@@ -12,7 +12,7 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import read_page
 from ecluse.access.wire import Filter, Offset, reads_of
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all
+from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.flows.jobs.attempts import JobStatus
 from ecluse.flows.jobs.job_surface import JOBS, READ, read_job
 from ecluse.web import live, render
@@ -36,6 +36,7 @@ PLACES = """
 SELECT v.name AS server, h.name AS host FROM job_servers v, job_hosts h
 WHERE v.tenant_id = %(tenant)s AND v.id = %(server)s AND h.tenant_id = %(tenant)s AND h.id = %(host)s
 """
+OWN_IDS = "SELECT schedule_id, id FROM job_schedules WHERE tenant_id = %s AND schedule_id = ANY(%s)"
 # The end of the log of each attempt.
 LOG = """
 SELECT attempt, right(string_agg(text, '' ORDER BY start), %s) AS text, min(start) > 0 AS cut FROM (
@@ -107,6 +108,11 @@ async def listed(connection: Connection, request: Request, wanted: ListFilters, 
 async def names(connection: Connection, tenant: str, ids: Sequence[str]) -> dict[str, Row]:
     """Return the name of each of these job schedules, and whether it was deleted, by id."""
     return {one["id"]: one for one in await fetch_all(connection, dict, NAMES, (tenant, list(ids)))}
+
+
+async def pages_of_schedules(connection: Connection, tenant: str, ids: Sequence[int]) -> dict[int, str]:
+    """Return the addresses of the pages of these schedules among the pages of jobs, by the id that all flows share."""
+    return {row: f"{HOME}/schedules/{own}" for row, own in await fetch_rows(connection, OWN_IDS, (tenant, list(ids)))}
 
 
 async def _jobs(request: Request, wanted: ListFilters) -> Context:

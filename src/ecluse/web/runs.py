@@ -21,7 +21,7 @@ from ecluse.insight import run_queries
 from ecluse.insight.causes import BLOCKING
 from ecluse.insight.waiting import why_run
 from ecluse.notify.rules import FLOW_NAME as NOTIFICATIONS
-from ecluse.web import figures, live, render, run_state
+from ecluse.web import figures, live, own_pages, render, run_state
 from ecluse.web.actions import Button, buttons
 from ecluse.web.advice import advice, may_succeed
 from ecluse.web.authentication import Page
@@ -73,11 +73,12 @@ PartOfRun = Annotated[Part, Query()]
 async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
     tenant = caller_of(request).tenant
     shown = await _runs(request, wanted)
-    schedules = await reads_of(request)(lambda c: list_schedules(c, tenant, limit=SCHEDULES, offset=0))
+    but = own_pages.without_runs(kit_of(request).by_name)
+    schedules = await reads_of(request)(lambda c: list_schedules(c, tenant, but=but, limit=SCHEDULES, offset=0))
     return render.page(
         request,
         "runs.html",
-        flows=sorted({*kit_of(request).by_name, *filter(None, [wanted.flow])}),
+        flows=sorted((set(kit_of(request).by_name) - set(but)) | set(filter(None, [wanted.flow]))),
         states=list(State),
         schedules=schedules,
         may_trigger=bool(buttons(request, ("run_schedule", {"schedule_id": 0}))),
@@ -128,6 +129,7 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
     tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
 
     given = request.app.state.connections.given
+    without = own_pages.without_runs(kit_of(request).by_name)
     # A filter by state or target shows every such run, redrives included.
     fold = not (wanted.all or wanted.state or wanted.target)
 
@@ -148,7 +150,7 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
             limit=RUNS + 1,
             offset=wanted.offset,
         )
-        begin = {} if rows else await _begin(connection, tenant, given)
+        begin = {} if rows else await _begin(connection, tenant, given, without)
         shown = await figures.folded(connection, tenant, rows[:RUNS]) if fold else rows[:RUNS]
         return len(rows) > RUNS, await figures.table(connection, tenant, shown), begin
 
@@ -159,10 +161,11 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
     return {"wanted": wanted, **there, "busy": table.busy, "over": False}
 
 
-async def _begin(connection: Connection, tenant: str, environment: Sequence[Kind]) -> Row:
+async def _begin(connection: Connection, tenant: str, environment: Sequence[Kind], but: Sequence[str]) -> Row:
     """Return what a tenant without runs needs for its first one: the connections that it lacks, and its first enabled
-    schedule. `environment`: the connections that the tenant `default` has from environment variables."""
-    known = await list_schedules(connection, tenant, limit=RUNS, offset=0)
+    schedule. `environment`: the connections that the tenant `default` has from environment variables. `but`: flows
+    without runs."""
+    known = await list_schedules(connection, tenant, but=but, limit=RUNS, offset=0)
     first = next((row for row in known if row["enabled"]), None)
     return {"first": first, "lacking": await lacking(connection, tenant, environment)}
 

@@ -21,7 +21,7 @@ from ecluse.flows.automation.schedules import FLOW as AUTOMATION
 from ecluse.flows.connections.records import lacking
 from ecluse.insight import run_queries
 from ecluse.realtime.hub import Message
-from ecluse.web import figures, live, render
+from ecluse.web import figures, live, own_pages, render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.authentication import Page
 from ecluse.web.automation import plan_of
@@ -101,6 +101,7 @@ async def _schedules(request: Request, wanted: ListOffset) -> Context:
         runs = await run_queries.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
         return {
             "rows": rows,
+            "own": await own_pages.of_schedules(connection, tenant, rows),
             "last": {run["id"]: run for run in runs},
             "stands": await figures.stands(connection, runs),
             "lacking": [] if rows else await lacking(connection, tenant, request.app.state.connections.given),
@@ -110,6 +111,7 @@ async def _schedules(request: Request, wanted: ListOffset) -> Context:
     rows = shown["rows"][:SCHEDULES]
     return {
         "schedules": rows,
+        "own": shown["own"],
         "last": shown["last"],
         "stands": shown["stands"],
         "lacking": shown["lacking"],
@@ -134,31 +136,36 @@ async def _schedule(request: Request, schedule_id: int) -> Context:
         rows = await figures.folded(connection, tenant, rows)
         plan = await plan_of(connection, tenant, schedule_id) if row["flow"] == AUTOMATION else None
         table = await figures.table(connection, tenant, rows)
-        return {"schedule": row, "automated": row["flow"] == AUTOMATION, "plan": plan, "table": table}
+        own = (await own_pages.of_schedules(connection, tenant, [row])).get(schedule_id)
+        return {"schedule": row, "automated": row["flow"] == AUTOMATION, "plan": plan, "table": table, "own": own}
 
     shown = await reads_of(request)(ask)
     return {
         **shown,
         "ahead": ahead(shown["schedule"], now, FIRES),
+        "has_runs": _has_runs(request, shown["schedule"]),
         "buttons": _all(request, shown["schedule"]),
         "busy": shown["table"].busy,
         "over": False,
     }
 
 
+def _has_runs(request: Request, row: Row) -> bool:
+    return row["flow"] not in own_pages.without_runs(kit_of(request).by_name)
+
+
 def _often(request: Request, row: Row, back: str) -> list[Button]:
-    one = {"schedule_id": row["id"]}
-    return buttons(
-        request,
-        ("run_schedule", one),
-        (f"{'disable' if row['enabled'] else 'enable'}_schedule_of_flow", one),
-        back=back,
-    )
+    names = ["run_schedule"] if _has_runs(request, row) else []
+    names.append(f"{'disable' if row['enabled'] else 'enable'}_schedule_of_flow")
+    return buttons(request, *((name, {"schedule_id": row["id"]}) for name in names), back=back)
 
 
 def _all(request: Request, row: Row) -> list[Button]:
     """Return the buttons for a schedule on its own page. A schedule of automation is changed by an operation of its
-    own."""
-    one, back = {"schedule_id": row["id"]}, f"{HOME}/{row['id']}"
-    change = "change_automation_schedule" if row["flow"] == AUTOMATION else "change_schedule"
-    return _often(request, row, back) + buttons(request, (change, one), ("delete_schedule", one), back=back)
+    own, one of a flow without runs on the page that this flow has for it."""
+    back = f"{HOME}/{row['id']}"
+    names = ["change_automation_schedule" if row["flow"] == AUTOMATION else "change_schedule", "delete_schedule"]
+    names = names if _has_runs(request, row) else names[1:]
+    return _often(request, row, back) + buttons(
+        request, *((name, {"schedule_id": row["id"]}) for name in names), back=back
+    )

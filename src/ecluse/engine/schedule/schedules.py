@@ -5,7 +5,7 @@ becomes a skipped slot with the reason."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -74,7 +74,7 @@ LOAD = "SELECT * FROM schedules WHERE id = %s AND tenant_id = %s AND deleted_at 
 LIST = """
 SELECT id, tenant_id, flow, name, cron, timezone, window_start, window_end, overlap, catch_up, enabled, next_due_at,
        failures, error, holding_run_id, last_run_id, last_fired_at, created_at, updated_at
-FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s ORDER BY name, id LIMIT %s OFFSET %s
+FROM schedules WHERE deleted_at IS NULL AND tenant_id = %s AND flow <> ALL(%s) ORDER BY name, id LIMIT %s OFFSET %s
 """
 SLOTS = """
 SELECT due_at, state, reason, run_id, reference, decided_at FROM schedule_slots WHERE schedule_id = %s
@@ -154,10 +154,12 @@ async def show_schedule(connection: Connection, tenant_id: str, schedule_id: int
     return {**row, "slots": await fetch_all(connection, dict, SLOTS, (schedule_id,))}
 
 
-async def list_schedules(connection: Connection, tenant_id: str, *, limit: int, offset: int) -> list[dict[str, Any]]:
+async def list_schedules(
+    connection: Connection, tenant_id: str, *, but: Sequence[str] = (), limit: int, offset: int
+) -> list[dict[str, Any]]:
     """Return the schedules of a tenant, ordered by name, without their input: at most `limit`, after the first
-    `offset`."""
-    return await fetch_all(connection, dict, LIST, (tenant_id, limit, offset))
+    `offset`. `but`: flows whose schedules are left out."""
+    return await fetch_all(connection, dict, LIST, (tenant_id, list(but), limit, offset))
 
 
 async def fire_by_hand(
