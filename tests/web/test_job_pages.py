@@ -162,6 +162,50 @@ def test_agents_are_listed_with_what_they_do_and_are_revoked(operator, world, fi
     assert claim(agent).status == 401
 
 
+def test_a_host_gets_a_token_that_is_shown_once_and_is_deleted(operator, reader, world):
+    host = world.host()
+    home = "/ui/jobs/servers"
+    body = operator.get(home).body.decode()
+    assert f"/ui/do/delete_job_host/{host}" in body
+    made = entered(operator, f"/ui/do/create_enrolment_token/{host}?back={home}").body.decode()
+    assert "not shown again" in made
+    (token,) = re.findall(r"<code>(ecl_enrol_[^<]+)</code>", made)
+    about = {"token": token, "hostname": "here", "version": "1", "platform": "test"}
+    assert world.api.with_key(None).post("/api/agent/enrol", about).status == 201
+    job = world.job(host)
+    form = f"/ui/do/delete_job_host/{host}"
+    assert "Pending 1 Running 0" in operator.shown(form)
+    refused = entered(operator, form)
+    assert (refused.status, "is on this host" in refused.body.decode()) == (409, True)
+    assert world.api.ask("DELETE", f"/api/jobs/servers/{world.shown(job)['serverInstanceId']}").status == 200
+    assert act(operator, "delete_job_host", host, home) == home
+    assert f"/ui/do/delete_job_host/{host}" not in operator.get(home).body.decode()
+    assert "Its host was deleted at" in operator.shown(f"/ui/jobs/{job}")
+
+
+def test_a_schedule_is_listed_with_the_status_of_its_last_job(operator, world):
+    host = world.host()
+    agent = world.credential(host)
+    schedule = world.schedule(host, name="Runs still", timezone="Europe/Paris")
+    world.run(schedule)
+    claim(agent, wait=5)
+    listed = re.findall(r"Runs still running At (.*?) Pause", operator.shown("/ui/jobs/schedules"))
+    assert "(Europe/Paris) noop" in listed[0]
+    assert " success 1 Run now" in listed[0]
+    body = operator.get(f"/ui/jobs/schedules/{schedule}").body.decode()
+    assert '<span class="badge succeeded">success</span>' not in body
+    assert f'<option value="{schedule}">Runs still</option>' in operator.get("/ui/jobs").body.decode()
+    assert f'<option value="{schedule}" selected>' in operator.get(f"/ui/jobs?schedule={schedule}").body.decode()
+
+
+def test_an_agent_shows_how_long_ago_it_was_heard_of(operator, world, fill):
+    agent = world.credential(world.host())
+    claim(agent)
+    fill("UPDATE job_agents SET last_seen_at = ecluse_now() - interval '40 seconds'"
+         " WHERE id = (SELECT id FROM job_agents ORDER BY id DESC LIMIT 1)")  # fmt: skip
+    assert re.search(r"online [-\d]+ [:\d]+ [-\d]+ [:\d]+ 4\d s ago", operator.shown("/ui/jobs/servers"))
+
+
 def test_a_page_of_a_job_follows_it(operator, world, follow, paced):
     host = world.host()
     agent, job = world.credential(host), world.job(host)

@@ -133,7 +133,8 @@ def _done(
     leads = action.home if action.leaves else inside(given.get(BACK, ""), action.home)
     leads = actions.in_words(action.shows, found, {}) or leads
     made = {**found, **(found.get("once") or {})}
-    if secret := next((value for one, value in made.items() if one.endswith("secret") and value), None):
+    named = [one for one in made if one.endswith("secret") or one == "token"]
+    if secret := next((made[one] for one in named if made[one]), None):
         return render.page(request, "secret.html", action=action, secret=secret, back=leads)
     shown = RedirectResponse(leads, 303)
     actions.keep_said(shown, name, {**values, **found}, declared.command.follows if declared.command else "")

@@ -74,6 +74,24 @@ JOB_ACTIONS = {
     "create_job_host": Action(
         "New host", "The host is created. Its agent needs an enrolment.", "The host was created.", "", SERVERS
     ),
+    "create_enrolment_token": Action(
+        "New token",
+        "A token is created with which an agent of this host enrols, once, within an hour. When it enrols, the former "
+        "agent of the host is revoked.",
+        "The token was created. Start the agent on the host with it: ecluse agent --server URL --token-file FILE",
+        "host",
+        SERVERS,
+    ),
+    "delete_job_host": Action(
+        "Delete",
+        "This host is deleted, for good, and its agent is revoked. Its pending jobs are not executed: they fail "
+        "NO_AGENT. Its running jobs count as lost when their leases end.",
+        "The host was deleted.",
+        "host",
+        SERVERS,
+        leaves=True,
+        grave=True,
+    ),
     "create_job_server": Action(
         "New server",
         "The server is created. The agent of its host executes its jobs.",

@@ -28,15 +28,15 @@ ROWS, FIRES, SLOTS_SHOWN, JOBS_SHOWN, MOST = 25, 10, 10, 10, 200  # on a page; M
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 ONE = live.Page("job_schedule_live.html")
-STATES = {"success": "succeeded", "failed": "failed", "skipped": "skipped", "scheduler_failed": "failed"}  # colours
+STATES = {**jobs.STATES, "scheduler_failed": "failed"}  # colours
 OF_SLOTS = {"fired": "succeeded", "skipped": "skipped", "missed": "partial", "failed": "failed"}
 COLUMNS = (
     Column("name", "Schedule"),
-    Column("status", "Last result"),
+    Column("status", "Last job"),
     Column("words", "Due"),
     Column("jobType", "Type"),
     Column("nextRunAt", "Next"),
-    Column("lastJobStatus", "Last job"),
+    Column("lastRunStatus", "Last result"),
     Column("runCount", "Jobs", figure=True),
 )
 OF_SERVER = (Column("name", "Server"), Column("host", "Host"), Column("id", "Id"), Column("createdAt", "Created"))
@@ -45,7 +45,7 @@ OF_AGENT = (
     Column("host", "Agent of host"),
     Column("status", "State"),
     Column("onlineSince", "Online since"),
-    Column("lastSeenAt", "Last seen"),
+    Column("seen", "Last seen"),
     Column("running", "Running", figure=True),
     Column("version", "Version"),
     Column("hostname", "Machine"),
@@ -67,8 +67,10 @@ async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
         await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=ROWS + 1, offset=wanted.offset))
     )["schedules"]
     for row in rows:
-        row["href"], row["words"] = f"{HOME}/{row['id']}", _ahead(row, now, 0).words
-        row["status"] = "paused" if not row["enabled"] else row["lastRunStatus"] or "not yet due"
+        row["href"], row["words"] = f"{HOME}/{row['id']}", f"{_ahead(row, now, 0).words} ({row['timezone']})"
+        # A due time for which no job could be made is worth more attention than the job before it.
+        failed = row["lastRunStatus"] if row["lastRunStatus"] == "scheduler_failed" else None
+        row["status"] = "paused" if not row["enabled"] else failed or row["lastJobStatus"] or "no job yet"
         row["state"] = STATES.get(row["status"], "skipped")
         row["buttons"] = _buttons(request, row, HOME)
     new = buttons(request, ("create_job_schedule", {}))
@@ -96,7 +98,7 @@ async def follow_one(request: Request, job_schedule_id: str) -> Response:
 
 @routes.get(SERVERS, openapi_extra=needs(READ))
 async def show_servers(request: Request) -> Response:
-    caller = caller_of(request)
+    caller, now = caller_of(request), kit_of(request).clock.now()
 
     async def ask(connection: Connection) -> Context:
         listings = (OF_AGENTS, OF_SERVERS, OF_HOSTS)
@@ -107,6 +109,7 @@ async def show_servers(request: Request) -> Response:
     for one in shown["agents"]:
         one["status"] = "revoked" if one["revokedAt"] else "online" if one["online"] else "offline"
         one["state"] = {"online": "succeeded", "offline": "failed", "revoked": "skipped"}[one["status"]]
+        one["seen"] = render.ago(one["lastSeenAt"], now)
         one["onlineSince"] = one["onlineSince"] if one["online"] else None
         wanted = [("revoke_job_agent", {"agent_id": one["id"]})] if one["revokedAt"] is None else []
         one["buttons"] = buttons(request, *wanted, back=SERVERS)
@@ -115,7 +118,9 @@ async def show_servers(request: Request) -> Response:
         one["buttons"] = buttons(request, ("create_job_schedule", {}), server_instance_id=one["id"])
         one["buttons"] += buttons(request, ("change_job_server", named), ("delete_job_server", named), back=SERVERS)
     for one in shown["hosts"]:
-        one["buttons"] = buttons(request, ("create_job_server", {}), back=SERVERS, host_id=one["id"])
+        named = {"host_id": one["id"]}
+        one["buttons"] = buttons(request, ("create_job_server", {}), back=SERVERS, **named)
+        one["buttons"] += buttons(request, ("create_enrolment_token", named), ("delete_job_host", named), back=SERVERS)
     shown["new"] = buttons(request, ("create_job_host", {}), back=SERVERS)
     return render.page(request, "job_servers.html", of_agent=OF_AGENT, of_server=OF_SERVER, of_host=OF_HOST, **shown)
 

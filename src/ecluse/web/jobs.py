@@ -15,6 +15,7 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.flows.jobs.attempts import JobStatus
 from ecluse.flows.jobs.job_surface import JOBS, READ, read_job
+from ecluse.flows.jobs.schedule_surface import SCHEDULES
 from ecluse.web import live, render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.authentication import Page
@@ -22,7 +23,8 @@ from ecluse.web.live import Context
 from ecluse.web.shops import Column
 
 HOME = "/ui/jobs"
-ROWS, CHUNKS, LONGEST_LOG = 25, 50, 20_000  # jobs on a page; parts, and characters, of the log of an attempt
+ROWS, MOST = 25, 200  # jobs on a page; schedules in its filter
+CHUNKS, LONGEST_LOG = 50, 20_000  # parts, and characters, of the log of an attempt
 STATES = {"pending": "skipped", "running": "running", "succeeded": "succeeded", "failed": "failed"}  # colours
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
@@ -69,8 +71,19 @@ FiltersOfList = Annotated[ListFilters, Query()]
 
 @routes.get(HOME, openapi_extra=needs(READ))
 async def show_jobs(request: Request, wanted: FiltersOfList) -> Response:
-    shown = await _jobs(request, wanted)
-    return render.page(request, "jobs.html", regions=LIST.regions(request, **shown), statuses=list(STATES), **shown)
+    shown, caller = await _jobs(request, wanted), caller_of(request)
+    known = await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=MOST))
+    schedules = {one["id"]: one["name"] for one in known["schedules"]}
+    if shown["of_schedule"]:
+        schedules.setdefault(wanted.schedule, shown["of_schedule"])
+    return render.page(
+        request,
+        "jobs.html",
+        regions=LIST.regions(request, **shown),
+        statuses=list(STATES),
+        schedules=sorted(schedules.items(), key=lambda one: one[1]),
+        **shown,
+    )
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))

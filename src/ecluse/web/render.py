@@ -75,6 +75,12 @@ def stamp(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}Z"
 
 
+def ago(at: datetime, now: datetime) -> Markup:
+    """Format an instant, and how long ago it was; the page goes on counting."""
+    counted = '{} <small><span class="ticks" data-since="{}">{}</span> ago</small>'
+    return Markup(counted).format(instant(at), stamp(at), elapsed(now - at))  # noqa: S704 - a constant
+
+
 def elapsed(span: timedelta) -> str:
     """Format a span without fractions of a second, exactly as `live.js` does while it counts."""
     seconds = max(0, int(span.total_seconds()))

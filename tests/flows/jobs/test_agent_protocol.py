@@ -259,6 +259,28 @@ def test_a_job_that_no_agent_claims_fails(world, ask):
     assert attempts(world.ended(job)) == [(1, "failed", "NO_AGENT")]
 
 
+def test_a_pending_job_says_that_its_agent_was_revoked_or_its_host_deleted(world):
+    host = world.host()
+    world.credential(host)
+    schedule = world.schedule(host)
+    job = world.run(schedule)
+    listed = world.api.get("/api/jobs/agents?limit=200").json["agents"]
+    (agent,) = [one["id"] for one in listed if one["hostId"] == host]
+    world.made(f"/api/jobs/agents/{agent}/revoke", {})
+    waiting = world.shown(job)["waiting"]
+    assert waiting.startswith("The agent of its host was revoked at ")
+    assert f"`ecluse jobs hosts token {host}`: without one, the job fails NO_AGENT at " in waiting
+    server = world.shown(job)["serverInstanceId"]
+    assert world.api.ask("DELETE", f"/api/jobs/servers/{server}").status == 200
+    shown = world.api.get(f"/api/jobs/hosts/{host}").json
+    assert (shown["id"], shown["pending"], shown["running"]) == (host, 1, 0)
+    assert world.api.ask("DELETE", f"/api/jobs/hosts/{host}").status == 200
+    assert re.fullmatch(
+        r"Its host was deleted at .+\. No agent can execute it: the job fails NO_AGENT at .+\.",
+        world.shown(job)["waiting"],
+    )
+
+
 def test_a_log_is_appended_once_without_gaps_and_up_to_its_limit(world):
     host = world.host()
     agent = world.credential(host)

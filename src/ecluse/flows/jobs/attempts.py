@@ -83,11 +83,27 @@ def delay(attempt: Open) -> timedelta:
     return timedelta(seconds=backoff(series, attempt.attempt, random.Random()))  # noqa: S311 - has no jitter
 
 
-def unattended(seen: datetime | None, due_at: datetime, longest: timedelta) -> str:
-    """Return a sentence about a pending attempt whose host has no agent online: since when (`seen`; None: no agent has
-    enrolled), and when its job fails, `longest` after it was due."""
-    since = f"has been online since {instant(seen)}" if seen else "has enrolled"
-    return f"No agent of its host {since}: without one, the job fails {NO_AGENT} at {instant(due_at + longest)}."
+class Unattended(NamedTuple):
+    """A host that has no agent online, with the times at which it was deleted, its last agent was revoked, and an agent
+    was last seen; None for what has not happened."""
+
+    host: str
+    deleted: datetime | None
+    revoked: datetime | None
+    seen: datetime | None
+
+
+def unattended(by: Unattended, due_at: datetime, longest: timedelta) -> str:
+    """Return sentences about a pending attempt whose host has no agent online: why, what to do, and when its job fails,
+    `longest` after it was due."""
+    fails = f"the job fails {NO_AGENT} at {instant(due_at + longest)}."
+    if by.deleted:
+        return f"Its host was deleted at {instant(by.deleted)}. No agent can execute it: {fails}"
+    if by.revoked:
+        remedy = f"Enrol a new one with a token of `ecluse jobs hosts token {by.host}`"
+        return f"The agent of its host was revoked at {instant(by.revoked)}. {remedy}: without one, {fails}"
+    since = f"has been online since {instant(by.seen)}" if by.seen else "has enrolled"
+    return f"No agent of its host {since}: without one, {fails}"
 
 
 def kept_as(attempt: Open) -> Kept:

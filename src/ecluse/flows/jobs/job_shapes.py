@@ -81,6 +81,11 @@ class HostRow(CamelShape):
     updated_at: datetime
 
 
+class HostDetail(HostRow):
+    pending: int = Field(description="Jobs that wait for its agent.")
+    running: int = Field(description="Jobs that its agent is executing.")
+
+
 class ServerRow(HostRow):
     host_id: str
     host: str = Field(description="The name of the host.")

@@ -17,15 +17,17 @@ from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one
 from ecluse.flows.jobs import job_shapes as shapes
 from ecluse.flows.jobs import places, states
-from ecluse.flows.jobs.attempts import unattended
+from ecluse.flows.jobs.attempts import Unattended, unattended
 
 surface = Surface("jobs")
 READ = "jobs.read"
 SHOWN = "SELECT * FROM job_list WHERE tenant_id = %s AND id = %s"
 RUNS = "SELECT * FROM job_runs WHERE tenant_id = %s AND job_id = %s ORDER BY attempt"
 NONE_ONLINE = """
-SELECT max(last_seen_at) AS seen FROM job_agent_list WHERE tenant_id = %s AND host_id = %s
-HAVING NOT coalesce(bool_or(online), false)
+SELECT h.id AS host, h.deleted_at AS deleted, max(a.last_seen_at) AS seen,
+       CASE WHEN bool_and(a.revoked_at IS NOT NULL) THEN max(a.revoked_at) END AS revoked
+FROM job_hosts h LEFT JOIN job_agent_list a ON a.tenant_id = h.tenant_id AND a.host_id = h.id
+WHERE h.tenant_id = %s AND h.id = %s GROUP BY h.id HAVING NOT coalesce(bool_or(a.online), false)
 """
 JOB = Resource(surface, "/api/jobs/{job_id}", "jobs", "job", "jobs", shapes.JobDetail)
 SERVER = Resource(surface, "/api/jobs/servers/{server_id}", "jobs", "job_server", "jobs servers", shapes.ServerRow)
@@ -124,9 +126,17 @@ async def delete_job_server(act: Act, server_id: str) -> Row:
     return {"id": server_id, "deleted": True}
 
 
-@HOST.deletes("CONFLICT")
+@HOST.shows(answer=shapes.HostDetail)
+async def show_job_host(look: Look, host_id: str) -> Row:
+    """Show a host, with the number of its jobs that wait and that its agent is executing."""
+    host = await places.show(look.connection, look.tenant, "host", host_id)
+    return _shaped(shapes.HostDetail, host | await places.open_jobs(look.connection, host_id))
+
+
+@HOST.deletes("CONFLICT", preview="show_job_host")
 async def delete_job_host(act: Act, host_id: str) -> Row:
-    """Delete a host that has no server instances; its agent is revoked."""
+    """Delete a host that has no server instances; its agent is revoked. Its pending jobs are not executed: they fail
+    `NO_AGENT` at the end of their time to wait. Its running jobs count as lost when their leases end."""
     await places.delete(act.connection, act.tenant, "host", host_id)
     return {"id": host_id, "deleted": True}
 
@@ -161,7 +171,7 @@ async def read_job(connection: Connection, tenant: str, job_id: str, longest: ti
     runs = await fetch_all(connection, dict, RUNS, (tenant, job_id))
     waits = job["status"] == "pending"
     alone = await fetch_one(connection, dict, NONE_ONLINE, (tenant, job["host_id"])) if waits else None
-    job["waiting"] = unattended(alone["seen"], runs[-1]["due_at"], longest) if alone else None
+    job["waiting"] = unattended(Unattended(**alone), runs[-1]["due_at"], longest) if alone else None
     return _shaped(shapes.JobDetail, job | {"runs": [_shaped(shapes.JobRunRow, run) for run in runs]})
 
 

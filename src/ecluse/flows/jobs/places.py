@@ -31,6 +31,10 @@ WHERE s.tenant_id = %(tenant)s AND s.id = %(id)s AND s.deleted_at IS NULL
 RETURNING s.id
 """
 SHOWN = "SELECT * FROM job_{kind}_list WHERE tenant_id = %s AND id = %s"
+OPEN_JOBS = """
+SELECT (SELECT count(*)::int FROM job_runs WHERE host_id = %(host)s AND status = 'pending') AS pending,
+       (SELECT count(*)::int FROM job_runs WHERE host_id = %(host)s AND status = 'running') AS running
+"""
 IN_USE = "SELECT name FROM job_servers WHERE tenant_id = %s AND host_id = %s AND deleted_at IS NULL LIMIT 1"
 DELETE = {
     "host": "UPDATE job_hosts SET deleted_at = ecluse_now() WHERE tenant_id = %s AND id = %s",
@@ -73,6 +77,11 @@ async def show(connection: Connection, tenant: str, kind: str, record_id: str) -
     if row is None:
         raise NotFound(f"There is no {kind} {storable(record_id, 50)}. `ecluse jobs {kind}s list` shows them.")
     return row
+
+
+async def open_jobs(connection: Connection, host: str) -> Row:
+    """Return how many jobs of a host are `pending`, and how many `running`."""
+    return await fetch_one(connection, dict, OPEN_JOBS, {"host": host}) or {}
 
 
 async def delete(connection: Connection, tenant: str, kind: str, record_id: str) -> None:
