@@ -43,6 +43,12 @@ def asked(operator):
     }
 
 
+def test_a_run_of_the_engine_names_its_company(operator, asked, fill):
+    run = fill("SELECT run_id FROM enrichment_jobs WHERE siren = %s", SNCF)
+    body = operator.get(f"/ui/runs/{run}").body.decode()
+    assert f'<a href="/ui/requests?siren={SNCF}">company {SNCF}</a>' in body
+
+
 def test_requests_are_found_by_name_siren_and_status(operator, asked):
     everything = operator.shown("/ui/requests")
     assert f"SOCIETE NATIONALE SNCF SUCCESS {SNCF}" in everything

@@ -51,6 +51,16 @@ def operator(reader, pages_dsn):
     return reader.with_key(aside(new_key, pages_dsn))
 
 
+def test_a_run_of_the_engine_says_which_execution_it_is_and_leads_to_its_rule_run(reader, pages_dsn, fill, ended_run):
+    _, run, _ = made(pages_dsn, name="Named")
+    execution = ended_run(flow="pricing")
+    fill("INSERT INTO rule_executions VALUES (%s, %s, 'apply', 2)", execution, run)
+    words = f"apply 2 of rule run #{run}"
+    assert f"pricing #{execution} {words}" in reader.shown("/ui/runs?flow=pricing")
+    assert words in reader.shown(f"/ui/runs/{execution}")
+    assert f'<a href="/ui/pricing/runs/{run}">{words}</a>' in reader.get(f"/ui/runs/{execution}").body.decode()
+
+
 def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn):
     project, run, preview = made(pages_dsn, name="Listed")
     shown = operator.shown("/ui/pricing/projects")

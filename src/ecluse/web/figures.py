@@ -11,6 +11,7 @@ from ecluse.db.query import Row
 from ecluse.insight import run_queries
 from ecluse.insight.redrive_chains import redrives_of, standing
 from ecluse.insight.stalls import Stall, stalls
+from ecluse.web.own_pages import Own, of_runs
 
 WORK = {"done": "done", "failed": "failed", "ignored": "ignored", "in_flight": "in flight"}
 WORK |= {"unfinished": "unfinished"}  # at the end of the run
@@ -80,13 +81,15 @@ FOLDED = 10  # redrives shown under their run, at most: the newest
 
 @dataclass(frozen=True)
 class Table:
-    """Runs with their progress, schedules and stalls, as a page shows them. If redrives are folded, the latest redrives
-    of each run follow it in `runs`, and the last of them has in `more` the number of redrives not shown."""
+    """Runs with their progress, schedules, stalls and own pages, as a page shows them. If redrives are folded, the
+    latest redrives of each run follow it in `runs`, and the last of them has in `more` the number of redrives not
+    shown."""
 
     runs: Sequence[Row]
     progress: Mapping[int, tuple[str, Bar] | None]
     schedules: Mapping[int, Row]
     stalls: Mapping[int, Stall]
+    own: Mapping[int, Own]
 
     @property
     def busy(self) -> bool:
@@ -125,4 +128,5 @@ async def table(connection: Connection, tenant: str, rows: Sequence[Row]) -> Tab
         {run["id"]: of_run(run, stages.get(run["id"], [])) for run in rows},
         await run_queries.schedules_of(connection, tenant, schedules),
         await stalls(connection, tenant, open_),
+        await of_runs(connection, tenant, rows),
     )

@@ -197,6 +197,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
             **results,
             "progress": figures.of_run(run, run["stages"]),
             "schedule": (await run_queries.schedules_of(connection, tenant, schedule)).get(run["schedule_id"]),
+            "own": (await own_pages.of_runs(connection, tenant, [run])).get(run_id),
             "children": await figures.table(connection, tenant, children),
             "redrives": await figures.table(connection, tenant, redrives),
             "log": log,
@@ -211,7 +212,8 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
     sizes = {"outcomes": OUTCOMES, "log": LOG, "reasons": REASONS}
     run, progress = shown["run"], shown["progress"]
     stuck = shown["run_state"] is not None and shown["run_state"].stuck
-    name = shown["schedule"]["name"] if shown["schedule"] else f"{run['flow']} #{run['id']}"
+    named = shown["schedule"]["name"] if shown["schedule"] else shown["own"] and shown["own"].words
+    name = named or f"{run['flow']} #{run['id']}"
     said = {
         "name": name,
         "sentence": run_state.sentence(run, progress, stuck),
