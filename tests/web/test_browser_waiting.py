@@ -91,6 +91,11 @@ def test_what_is_wrong_stands_on_the_first_screen(shown, screen):
     ]  # fmt: skip
 
 
+def test_the_note_on_a_time_limit_is_a_line_of_its_own(shown):
+    note = shown("laptop").locator("dd small", has_text="items still waiting at that time will fail")
+    assert note.inner_text() == "items still waiting at that time will fail"
+
+
 @pytest.mark.parametrize(("screen", "scheme"), [("laptop", "light"), ("phone", "dark")])
 def test_a_run_that_stands_still_does_not_look_well_and_can_be_read_by_all(reader, shown, screen, scheme):
     page = shown(screen, scheme)
