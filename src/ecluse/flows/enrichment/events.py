@@ -62,7 +62,7 @@ def completed(tenant: str, correlation: str, *, job: int, siren: str, result: Ev
 def _event(
     tenant: str, key: str, kind: str, correlation: str, payload: Mapping[str, Any], error_message: str | None = None
 ) -> Event:
-    """Log an event and return it. Only the log line has `error_message`, and null for mandatory fields without value."""
+    """Log an event and return it. Only the log line has `error_message`, and null for missing mandatory fields."""
     about = {"event_type": kind, "tenant_id": tenant, "correlation_id": correlation, "error_message": error_message}
     log.info(kind, area="ENRICHMENT", **about, **{**NULLS, **payload})
     return Event(tenant, key, kind, f"company:{payload['company_siren']}", payload, correlation, PRODUCER)
