@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
 from ecluse.access.commands import Command
-from ecluse.access.listing import Filters, Listing, Visible, Where, every_row
+from ecluse.access.listing import Filters, Listing, Visible, Where, equal, every_row
 from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, Look, Noun, Surface
 from ecluse.access.wire import Body, Shape

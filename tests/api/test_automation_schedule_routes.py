@@ -260,6 +260,7 @@ def test_a_webhook_needs_a_key_to_seal_its_secret_with(dsn, one):
         api = client.with_key(new_key(dsn))
         refused = api.post(PATH, body(webhook_url="https://93.184.216.34/hook"))
         assert (refused.status, refused.code) == (409, "NO_SECRET_KEY")
+        assert refused.json["error"]["message"].startswith("webhook_url: this server has no encryption key")
         assert "ECLUSE_SECRET_KEY" in refused.json["error"]["message"]
         assert one("SELECT count(*) FROM schedules") == 0
         assert api.post(PATH, body()).status == 201

@@ -143,9 +143,9 @@ def test_an_enabled_schedule_stores_its_next_due_time_by_cron_and_window(client,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"cronExpression": "61 * * * *"}, "Cron '61 * * * *': bad minute"),
-        ({"cronExpression": "every day"}, "Cron 'every day': 2 fields; a cron expression has 5. "),
-        ({"cronExpression": "bogus"}, "Cron 'bogus': 1 field; a cron expression has 5. "),
+        ({"cronExpression": "61 * * * *"}, "Cron expression '61 * * * *': bad minute"),
+        ({"cronExpression": "every day"}, "Cron expression 'every day': 2 fields; a cron expression has 5. "),
+        ({"cronExpression": "bogus"}, "Cron expression 'bogus': 1 field; a cron expression has 5. "),
         ({"cronExpression": None}, "cronExpression"),
         ({"timezone": "Europe/Atlantis"}, "Atlantis"),
         ({"executionWindowStart": "02:00"}, "window"),

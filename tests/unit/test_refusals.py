@@ -53,4 +53,4 @@ def test_a_refusal_is_said_in_our_words_alone(given, said):
     assert readable(refused.value) == said
     with pytest.raises(InvalidInput) as answered:
         valid_input(flow(stage(), input=Order), given)
-    assert answered.value.message == f"input of flow test: {said}"
+    assert answered.value.message == f"Input of flow test: {said}"

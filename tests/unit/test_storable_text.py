@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecluse.base.text import LONGEST_ERROR, as_sentence, span, storable
+from ecluse.base.text import LONGEST_ERROR, span, storable
 
 ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates and NUL included
 
@@ -59,24 +59,6 @@ def test_whatever_comes_in_can_be_stored_and_is_not_too_long(text: str, longest:
 @given(ANY_TEXT)
 def test_storable_text_is_left_alone(text: str) -> None:
     assert storable(storable(text)) == storable(text)
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        pytest.param("a role is one of admin", "A role is one of admin", id="a word"),
-        pytest.param("There is no run 7.", "There is no run 7.", id="a sentence stays"),
-        pytest.param("period: give day or month", "period: give day or month", id="a field and a colon"),
-        pytest.param("socket_id is two numbers", "socket_id is two numbers", id="a field with an underscore"),
-        pytest.param("fiche_ids or period: one of them", "fiche_ids or period: one of them", id="two fields"),
-        pytest.param("hostId is unknown", "hostId is unknown", id="a field in camelCase"),
-        pytest.param("ops@example.com was asked", "ops@example.com was asked", id="an address"),
-        pytest.param("overlap is wait or skip", "overlap is wait or skip", id="a field that is a plain word"),
-        pytest.param("", "", id="nothing"),
-    ],
-)
-def test_a_message_begins_with_a_capital_unless_it_begins_with_an_identifier(message: str, expected: str) -> None:
-    assert as_sentence(message, ["overlap", "name"]) == expected
 
 
 @pytest.mark.parametrize(

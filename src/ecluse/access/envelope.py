@@ -31,7 +31,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.access.error_codes import REFUSALS
 from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
-from ecluse.base.text import as_sentence
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.reads import ReadTimeout
@@ -229,10 +228,8 @@ def error_answer(
     details: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer for an error: problem details if the caller accepts them, otherwise the usual shape. The
-    message begins with a capital letter unless it begins with the name of a field (`as_sentence`)."""
+    """Return the answer for an error: problem details if the caller accepts them, otherwise the usual shape."""
     request_id, headers = scope["state"]["request_id"], {**(headers or {}), "Vary": "Accept"}
-    message = as_sentence(message, _fields(scope))
     if not _wants_problem(Headers(scope=scope).get("accept", "")):
         error = {"code": code, "message": message, "details": details, "request_id": request_id}
         return as_json({"error": error}, status, headers)
@@ -295,7 +292,7 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
         why = f"The body is not JSON: {wrong[0]['ctx']['error']}."
         return error_answer(request.scope, 400, "NOT_JSON", why)
     spelled = as_sent(_sent(request))
-    known = _fields(request.scope)
+    known = _fields(request)
     details = [
         {"where": where(one, spelled), "problem": problem(one, spelled, known if len(one["loc"]) == IN_BODY else ())}
         for one in wrong[:MOST_DETAILS]
@@ -304,9 +301,9 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
     return error_answer(request.scope, 422, InvalidInput.code, message, details=details)
 
 
-def _fields(scope: Scope) -> list[str]:
+def _fields(request: Request) -> list[str]:
     """Return the names of the fields of the route's body, as the route documents them; [] without a route or body."""
-    body = getattr(scope.get("route"), "body_field", None)
+    body = getattr(request.scope.get("route"), "body_field", None)
     fields = getattr(body and body.field_info.annotation, "model_fields", {})
     return [field.alias or name for name, field in fields.items()]
 

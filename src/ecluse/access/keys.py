@@ -86,7 +86,9 @@ def lifetime(text: str) -> timedelta | None:
     if text == NEVER:
         return None
     if not (match := re.fullmatch(LIFETIME, text)):
-        raise InvalidInput(f"a lifetime is a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}")
+        raise InvalidInput(
+            f"expires_in: must be a number of minutes, hours or days, such as 90m, 12h or 30d, not {text!r}"
+        )
     return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
@@ -191,9 +193,9 @@ async def create(
     """Create a key; return its id and the key itself, of which only the hash is stored. Raise InvalidInput if role,
     name or scope is not valid, NotFound if there is no such tenant. `expires_in` None: it does not expire."""
     if role not in ROLES:
-        raise InvalidInput(f"a role is one of {', '.join(ROLES)}, not {role!r}")
+        raise InvalidInput(f"role: must be one of {', '.join(ROLES)}, not {role!r}")
     if not name.strip():
-        raise InvalidInput("give the key a name: who or what is going to use it")
+        raise InvalidInput("name: say who or what is going to use the key")
     _check_scope(scope, groupes, crm_user_id)
     await tenants.require(connection, tenant)
     key = PREFIX + secrets.token_urlsafe(32)
@@ -211,11 +213,11 @@ async def create(
 
 def _check_scope(scope: str, groupes: Sequence[str], crm_user_id: str | None) -> None:
     if scope not in SCOPES:
-        raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
+        raise InvalidInput(f"scope: must be one of {', '.join(SCOPES)}, not {scope!r}")
     if (scope == "GROUP") != bool(groupes) or not all(one.strip() for one in groupes):
-        raise InvalidInput("a key of scope GROUP needs at least one of groupes; a key of another scope has none")
+        raise InvalidInput("groupes: a key of scope GROUP needs at least one; a key of another scope has none")
     if (scope == "SELF") != bool(crm_user_id and crm_user_id.strip()):
-        raise InvalidInput("a key of scope SELF needs a crm_user_id; a key of another scope has none")
+        raise InvalidInput("crm_user_id: a key of scope SELF needs one; a key of another scope has none")
 
 
 async def revoke(connection: Connection, key_id: int, *, of_tenant: str | None = None) -> tuple[str, bool]:

@@ -3,13 +3,13 @@ commands and, mostly, the shape of their answers.
 
     RULE = Resource(surface, "/api/pricing/rules/{rule_id}", "pricing", "pricing_rule", "pricing rules", RuleRow)
 
-    @RULE.creates("NAME_TAKEN", arguments=("project_id", "name"))
+    @RULE.creates(refuses=["NAME_TAKEN"], arguments=("project_id", "name"))
     async def create_rule(act: Act, body: NewRule) -> Row: ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,15 @@ from ecluse.access.wire import Deleted, Shape
 
 @dataclass(frozen=True)
 class Resource:
-    """The declarations of routes. Operations name the error codes of their own, then what differs from the others:
-    `answer`, `status` and `before` of `Surface.operation`, and fields of `Command`."""
+    """The declarations of routes. Operations name what differs from the others: `answer`, `status`, `before` and
+    `refuses`, the error codes of their own, of `Surface.operation`, and fields of `Command`."""
 
     surface: Surface
     one: str  # the path of a record; it ends with the parameter that names it
     area: str  # of its permissions
     kind: str  # in the audit trail
     words: str  # that its commands begin with
-    row: type[Shape]
+    answer: type[Shape]  # a record
 
     @property
     def all(self) -> str:
@@ -54,30 +54,33 @@ class Resource:
     def shows(self, *, answer: type[BaseModel] | None = None, narrowed: bool = False) -> Callable[[F], F]:
         """Declare the read of a record."""
         command, needs = Command(f"{self.words} show"), f"{self.area}.read"
-        return self.surface.read(self.one, needs=needs, answer=answer or self.row, narrowed=narrowed, command=command)
+        return self.surface.read(
+            self.one, needs=needs, answer=answer or self.answer, narrowed=narrowed, command=command
+        )
 
-    def creates(self, *refuses: str, verb: str = "create", **given: Any) -> Callable[[F], F]:
-        """Declare the operation that creates a record; the audit trail names it by the `id` of the answer."""
-        return self._writes("POST", self.all, verb, *refuses, named="id", status=201, **given)
+    def creates(self, *, verb: str = "create", named: str = "id", **given: Any) -> Callable[[F], F]:
+        """Declare the operation that creates a record; the audit trail names it by the field `named` of the answer."""
+        return self._writes("POST", self.all, verb, named=named, status=201, **given)
 
-    def changes(self, *refuses: str, action: str = "change", **given: Any) -> Callable[[F], F]:
+    def changes(self, *, action: str = "change", **given: Any) -> Callable[[F], F]:
         """Declare the operation that changes fields of a record; `action`: its verb in the audit trail."""
-        return self._writes("PATCH", self.one, action, *refuses, command=f"{self.words} update", **given)
+        return self._writes("PATCH", self.one, action, command=f"{self.words} update", **given)
 
-    def deletes(self, *refuses: str, **given: Any) -> Callable[[F], F]:
+    def deletes(self, *, answer: type[BaseModel] = Deleted, **given: Any) -> Callable[[F], F]:
         """Declare the operation that deletes a record."""
-        return self._writes("DELETE", self.one, "delete", *refuses, answer=Deleted, **given)
+        return self._writes("DELETE", self.one, "delete", answer=answer, **given)
 
-    def does(self, verb: str, *refuses: str, **given: Any) -> Callable[[F], F]:
+    def does(self, verb: str, **given: Any) -> Callable[[F], F]:
         """Declare another operation on a record: the verb ends its path and its command."""
-        return self._writes("POST", f"{self.one}/{verb}", verb, *refuses, **given)
+        return self._writes("POST", f"{self.one}/{verb}", verb, **given)
 
     def _writes(
         self,
         method: str,
         path: str,
         verb: str,
-        *refuses: str,
+        *,
+        refuses: Sequence[str] = (),
         answer: type[BaseModel] | None = None,
         status: int = 200,
         before: Function | None = None,
@@ -90,7 +93,7 @@ class Resource:
             method,
             path,
             needs=f"{self.area}.write",
-            answer=answer or self.row,
+            answer=answer or self.answer,
             status=status,
             before=before,
             action=f"{self.kind}.{verb}",

@@ -6,7 +6,7 @@ from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row
-from ecluse.engine import TENANT
+from ecluse.engine import check_tenant_name
 
 LONGEST_NAME = 200
 DEFAULT = "default"  # always exists; its administrators administer all tenants
@@ -15,8 +15,7 @@ DEFAULT = "default"  # always exists; its administrators administer all tenants
 async def create(connection: Connection, tenant: str, name: str | None = None) -> bool:
     """Create the tenant; return False if it exists already. Raise InvalidInput if its id is not valid. `name` (default:
     the id) is cut to LONGEST_NAME characters."""
-    if not TENANT.fullmatch(tenant):
-        raise InvalidInput(f"a tenant is 1 to 100 letters, digits, '.', '_' or '-', not {tenant!r}")
+    check_tenant_name(tenant)
     cursor = await connection.execute(
         "INSERT INTO tenants (id, name, created_at) VALUES (%s, %s, ecluse_now()) ON CONFLICT (id) DO NOTHING",
         (tenant, storable(name or tenant, LONGEST_NAME)),

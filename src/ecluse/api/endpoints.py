@@ -137,8 +137,12 @@ HAVE = {"addresses": {"mail"}, "url": {"webhook", "slack", "pagerduty"}, "routin
 ENDPOINTS = Listing("endpoints", EndpointRow, "notification_endpoints", READ, order=("id",), shown=endpoints.shown)
 EndpointNumber = Annotated[int, Noun("endpoint")]
 ENDPOINT = Resource(
-    *(surface, "/api/notifications/endpoints/{endpoint_id}", "notifications"),
-    *("endpoint", "notifications endpoints", EndpointRow),
+    surface,
+    "/api/notifications/endpoints/{endpoint_id}",
+    area="notifications",
+    kind="endpoint",
+    words="notifications endpoints",
+    answer=EndpointRow,
 )
 
 ENDPOINT.lists(
@@ -155,7 +159,9 @@ async def show_endpoint(look: Look, endpoint_id: EndpointNumber) -> Row:
     return endpoints.shown(await endpoints.show(look.connection, look.tenant, endpoint_id))
 
 
-@ENDPOINT.creates("NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED", answer=NewEndpoint, arguments=("kind",))
+@ENDPOINT.creates(
+    refuses=["NO_SECRET_KEY", "MAIL_NOT_CONFIGURED", "LIMIT_REACHED"], answer=NewEndpoint, arguments=("kind",)
+)
 async def create_endpoint(
     act: Act,
     body: Annotated[NewWebhook | NewMail | NewSlack | NewPagerDuty, JsonBody(discriminator="kind", examples=EXAMPLES)],
@@ -185,7 +191,7 @@ async def create_endpoint(
     return {**endpoints.shown(row), "secret": None}
 
 
-@ENDPOINT.changes("NO_SECRET_KEY")
+@ENDPOINT.changes(refuses=["NO_SECRET_KEY"])
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
     """Change an endpoint: only the given fields change."""
     changes = body.changes("description")
@@ -214,7 +220,7 @@ async def delete_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     return {"id": str(endpoint_id), "deleted": True}
 
 
-@ENDPOINT.does("rotate-secret", "NO_SECRET_KEY", "NOT_SIGNED", answer=NewEndpoint)
+@ENDPOINT.does("rotate-secret", refuses=["NO_SECRET_KEY", "NOT_SIGNED"], answer=NewEndpoint)
 async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Create a new signing secret for a webhook. For a day messages are signed with the old one as well, so that the
     receiver can change over."""
@@ -228,7 +234,7 @@ async def rotate_endpoint_secret(act: Act, endpoint_id: EndpointNumber) -> Row:
     return {**endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, {})), "secret": None}
 
 
-@ENDPOINT.does("test", "ENDPOINT_OFF", answer=Begun)
+@ENDPOINT.does("test", refuses=["ENDPOINT_OFF"], answer=Begun)
 async def test_endpoint(act: Act, endpoint_id: EndpointNumber) -> Row:
     """Send the endpoint a `ping`. The result is in the log of deliveries."""
     endpoint = await endpoints.show(act.connection, act.tenant, endpoint_id)

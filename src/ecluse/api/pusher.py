@@ -146,5 +146,5 @@ def _message(app: App, one: Trigger) -> Message:
             "Names of events that begin with `pusher:` or `pusher_internal:` are reserved for the protocol.",
         )
     if one.socket_id is not None and not SOCKET_ID.fullmatch(one.socket_id):
-        raise Refused(400, "BAD_REQUEST", "socket_id is two numbers with a dot between them.")
+        raise Refused(400, "BAD_REQUEST", "socket_id: must be two numbers with a dot between them")
     return Message(app.tenant, one.name, list(dict.fromkeys(channels)), one.data, not_to=one.socket_id)

@@ -118,7 +118,7 @@ async def authorise(
     """Sign the subscription of this socket to this private channel, if the caller may read the data published there."""
     realtime, caller = realtime_of(request), caller_of(request)
     if not SOCKET_ID.fullmatch(socket_id):
-        raise InvalidInput("socket_id is two numbers with a dot between them, as the server gave it")
+        raise InvalidInput("socket_id: must be two numbers with a dot between them, as the server gave it")
     subject = subject_of(channel_name) if channel_name.startswith(PRIVATE) else None
     await require_right(request, subject, channel_name)
     if (why_off := realtime.why_off(caller.tenant)) is not None:

@@ -106,7 +106,7 @@ async def show_schedule_of_flow(look: Look, schedule_id: ScheduleNumber) -> Row:
 
 
 @SCHEDULE.creates(
-    *("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"),
+    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"],
     answer=ChangedScheduleInFull,
     arguments=("flow",),
     options=OPTIONS,
@@ -125,7 +125,10 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
 
 
 @SCHEDULE.changes(
-    *("NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"), action="update", answer=ChangedScheduleInFull, options=OPTIONS
+    action="update",
+    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"],
+    answer=ChangedScheduleInFull,
+    options=OPTIONS,
 )
 async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSchedule) -> Row:
     """Change a schedule: only the given fields change. Open runs keep the settings they began with."""
@@ -139,7 +142,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     return {**await _in_full(act, schedule_id), "once": {}}
 
 
-@SCHEDULE.deletes("FLOW_NOT_LOADED")
+@SCHEDULE.deletes(refuses=["FLOW_NOT_LOADED"])
 async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Delete a schedule. Its runs and slots stay, its name is free again; an open run finishes."""
     flow, _ = await _of_caller(act, schedule_id)
@@ -147,20 +150,21 @@ async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     return {"id": schedule_id, "deleted": True}
 
 
-@SCHEDULE.does("enable", "FLOW_NOT_LOADED")
+@SCHEDULE.does("enable", refuses=["FLOW_NOT_LOADED"])
 async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Enable a schedule. Due times that passed while it was disabled are not caught up on."""
     return await _switch(act, schedule_id, enabled=True)
 
 
-@SCHEDULE.does("disable", "FLOW_NOT_LOADED")
+@SCHEDULE.does("disable", refuses=["FLOW_NOT_LOADED"])
 async def disable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Disable a schedule. Its open runs go on."""
     return await _switch(act, schedule_id, enabled=False)
 
 
 @SCHEDULE.does(
-    *("run", "SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"),
+    "run",
+    refuses=["SCHEDULE_INACTIVE", "FLOW_NOT_LOADED", "BUDGET_EXCEEDED", "NO_CONNECTION"],
     answer=FiredRun,
     status=201,
     follows="run_id",

@@ -52,7 +52,7 @@ def zone(name: str) -> ZoneInfo:
     if name not in known:
         close = difflib.get_close_matches(name, known, 1, 0.5)
         hint = f"did you mean {close[0]}?" if close else "Europe/Paris is one."
-        raise InvalidInput(f"there is no time zone {name!r}; {hint}")
+        raise InvalidInput(f"timezone: there is no time zone {name!r}; {hint}")
     with files("tzdata.zoneinfo").joinpath(*name.split("/")).open("rb") as file:
         return ZoneInfo.from_file(file, key=name)
 
@@ -88,17 +88,19 @@ class Cron:
         self.text = ALIASES.get(text.strip().lower(), text.strip())
         fields = self.text.split()
         if self.text.startswith("@"):
-            raise InvalidInput(f"cron {text!r}: no such alias. {ACCEPTED}")
+            raise InvalidInput(f"Cron expression {text!r}: no such alias. {ACCEPTED}")
         if len(self.text) > LONGEST or len(fields) != 5:
             given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            raise InvalidInput(f"cron {text[:LONGEST]!r}: {given}; a cron expression has 5. {ACCEPTED}")
+            raise InvalidInput(f"Cron expression {text[:LONGEST]!r}: {given}; a cron expression has 5. {ACCEPTED}")
         try:
             self._fields = Named(self.text, SOME_DAY)
             next(Named(self.text, SOME_DAY))
         except CronSimError as error:
-            raise InvalidInput(f"cron {text!r}: {str(error).lower()} (out of range, or never). {ACCEPTED}") from error
+            raise InvalidInput(
+                f"Cron expression {text!r}: {str(error).lower()} (out of range, or never). {ACCEPTED}"
+            ) from error
         except StopIteration:
-            raise InvalidInput(f"cron {text!r}: no such day in fifty years. {ACCEPTED}") from None
+            raise InvalidInput(f"Cron expression {text!r}: no such day in fifty years. {ACCEPTED}") from None
         self._follows_the_clock = fields[0].startswith("*") or fields[1].startswith("*")
 
     def explain(self) -> str:

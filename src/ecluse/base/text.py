@@ -3,15 +3,13 @@ surrogates."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 LONGEST_ERROR = 2_000
 LONGEST_KEY = 500  # characters; fits into an index entry, whatever the characters are
 LONGEST_FOREIGN_ID = 200  # characters of an id from another system
 UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
-PLAIN_WORD = re.compile(r"[a-z]+(?=[ ,])")
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
@@ -29,14 +27,6 @@ def span(length: timedelta) -> str:
         count, left = divmod(left, seconds)
         parts += [f"{count} {unit}"] if count else []
     return " ".join(parts)
-
-
-def as_sentence(message: str, names: Collection[str] = ()) -> str:
-    """Return the message with a capital letter at its beginning. A message that begins with an identifier is returned
-    unchanged: a field and a colon (`period: …`), a word with other characters than small letters (`socket_id is …`), or
-    one of `names`."""
-    word = PLAIN_WORD.match(message)
-    return message if word is None or word[0] in names else message[0].upper() + message[1:]
 
 
 def storable(text: str, longest: int = LONGEST_ERROR) -> str:

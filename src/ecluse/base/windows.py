@@ -57,13 +57,13 @@ def parse(start: str | None, end: str | None) -> Window | None:
     if start is None and end is None:
         return None
     if start is None or end is None:
-        raise InvalidInput("execution window: give both start and end, or neither")
+        raise InvalidInput("Execution window: give both start and end, or neither")
     if start == end:
-        raise InvalidInput(f"execution window: from {start} to {end} is empty, start and end must differ")
+        raise InvalidInput(f"Execution window: from {start} to {end} is empty, start and end must differ")
     return Window(_minute(start), _minute(end))
 
 
 def _minute(text: str) -> int:
     if (found := TIME.fullmatch(text)) is None:
-        raise InvalidInput(f"execution window: {text!r} is not a time of day, HH:MM from 00:00 to 23:59")
+        raise InvalidInput(f"Execution window: {text!r} is not a time of day, HH:MM from 00:00 to 23:59")
     return 60 * int(found[1]) + int(found[2])

@@ -27,7 +27,6 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     from ecluse.base.errors import EcluseError
-    from ecluse.base.text import as_sentence
 
     try:
         code = _dispatch(list(words))
@@ -36,7 +35,7 @@ def run(words: Sequence[str]) -> int:
         show.say(f"ecluse: {show.harmless(failure.message)}")
         return failure.code
     except EcluseError as error:
-        show.say(f"ecluse: {show.harmless(as_sentence(error.message))}")
+        show.say(f"ecluse: {show.harmless(error.message)}")
         return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -55,7 +55,7 @@ from ecluse.engine.runs.redrive import (
 )
 from ecluse.engine.runs.run_log import write as write_log
 from ecluse.engine.runs.stages import Priority, give_up, open_stage, wake_workers
-from ecluse.engine.runs.start import TENANT, Start, Started, start_run, start_runs
+from ecluse.engine.runs.start import Start, Started, check_tenant_name, start_run, start_runs
 from ecluse.engine.runs.targets import open_targets
 from ecluse.engine.runs.targets import select as select_targets
 from ecluse.engine.runs.units import Counted

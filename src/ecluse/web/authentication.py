@@ -23,7 +23,6 @@ from ecluse.access.door import PERMISSION
 from ecluse.access.envelope import Refused, note_refusal, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
-from ecluse.base.text import as_sentence
 from ecluse.db.outage import is_unavailable
 from ecluse.web import render
 
@@ -91,8 +90,8 @@ def _instead(request: Request, error: Exception) -> Response:
                 return _ask_for_a_key(request)
             if status == 429:  # not a page: what is refused because it is too much must cost little
                 headers = error.headers if isinstance(error, Refused) else {"Retry-After": "1"}
-                return PlainTextResponse(as_sentence(error.message), status, headers)
-            return render.trouble(request, status, as_sentence(error.message))
+                return PlainTextResponse(error.message, status, headers)
+            return render.trouble(request, status, error.message)
         case HTTPException():
             return render.trouble(request, error.status_code, str(error.detail))
         case RequestValidationError():

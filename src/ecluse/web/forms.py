@@ -26,7 +26,6 @@ from ecluse.access.idempotency import replayed
 from ecluse.access.surface import Declared
 from ecluse.access.wire import kit_of
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
-from ecluse.base.text import as_sentence
 from ecluse.base.validation import problem
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
@@ -266,7 +265,7 @@ def _at_field(asked: FormRequest, message: str) -> dict[str, str]:
     (the empty name)."""
     name, colon, rest = message.partition(": ")
     known = asked.declared.body.model_fields if asked.declared.body else {}
-    return {name: rest} if colon and name.partition(".")[0] in known else {"": as_sentence(message, known)}
+    return {name: rest} if colon and name.partition(".")[0] in known else {"": message}
 
 
 def _form(

@@ -76,11 +76,12 @@ async def test_who_is_refused_does_not_learn_whether_a_fiche_exists(connection, 
         assert (refused.value.status, refused.value.code) == (403, "SCOPE")
         messages.append(refused.value.message.replace(fiche, "…"))
     assert messages[0] == messages[1]
-    assert messages[0] == "This key may not read fiche …: its scope is GROUP, with the groupes A."
+    outside = "a fiche that was not fetched yet counts as outside of it"
+    assert messages[0] == f"This key may not read fiche …: its scope is GROUP, with the groupes A; {outside}."
     await require_visible(connection, who, ["1", "2", "5"])
     await require_visible(connection, caller(), ["4711"])
 
 
 async def test_of_many_that_are_refused_a_few_are_named(connection):
-    with pytest.raises(Refused, match=r"fiche 1, 2, 3, 4, 5, …: its scope is SELF, with the crm_user_id 7\."):
+    with pytest.raises(Refused, match=r"fiche 1, 2, 3, 4, 5, …: its scope is SELF, with the crm_user_id 7; "):
         await require_visible(connection, caller("SELF", user="7"), [str(n) for n in range(1, 100)])

@@ -339,6 +339,7 @@ def test_hosts_and_servers_are_made_renamed_moved_and_deleted(world):
     assert world.api.post("/api/jobs/servers", {"name": name, "hostId": other}).code == "NAME_TAKEN"
     foreign = world.api.post("/api/jobs/servers", {"name": "x", "hostId": "c" + "0" * 24})
     assert (foreign.status, foreign.code) == (404, "NOT_FOUND")
+    assert foreign.json["error"]["message"].startswith("hostId: there is no host c000")
     moved = world.api.ask("PATCH", f"/api/jobs/servers/{server['id']}", {"hostId": other}).json
     assert (moved["name"], moved["hostId"]) == (name, other)
     in_use = world.api.ask("DELETE", f"/api/jobs/hosts/{other}")

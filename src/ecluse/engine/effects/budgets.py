@@ -122,7 +122,7 @@ async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: in
     day, parent = row
     if parent is not None:
         raise InvalidInput(
-            f"run {subject_id} was started by run {parent}: set the budget of that run, which includes it"
+            f"Run {subject_id} was started by run {parent}: set the budget of that run, which includes it"
         )
     return TotalKey(tenant, scope, subject_id, period, day.replace(day=1) if period == "month" else day)
 

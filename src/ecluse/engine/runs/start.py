@@ -167,7 +167,7 @@ async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> list[tu
     try:
         new = await fetch_all(connection, Run, INSERT, given)
     except psycopg.DataError as error:
-        raise InvalidInput(f"input of flow {rows[0]['flow']}: {error.diag.message_primary}") from error
+        raise InvalidInput(f"Input of flow {rows[0]['flow']}: {error.diag.message_primary}") from error
     keys = {(row["tenant"], row["key"]) for row in rows} - {(run.tenant_id, run.event_key) for run in new}
     started = [(Started(run, deduplicated=False), False) for run in new]
     if keys:  # committed by another transaction, hence visible to this second statement
@@ -217,4 +217,4 @@ def valid_input(flow: Flow, given: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return flow.input.model_validate(given or {}).model_dump(mode="json")
     except ValidationError as error:
-        raise InvalidInput(f"input of flow {flow.name}: {readable(error)}") from error
+        raise InvalidInput(f"Input of flow {flow.name}: {readable(error)}") from error

@@ -51,8 +51,10 @@ class NewSchedule:
         if not 1 <= len(self.name.strip()) <= LONGEST_NAME or "\x00" in self.name:
             raise InvalidInput(f"name: must be 1 to {LONGEST_NAME} characters, without NUL")
         check_tenant_name(self.tenant_id)
-        if self.overlap not in get_args(Overlap) or self.catch_up not in ("latest", "skip"):
-            raise InvalidInput("overlap: must be wait, allow or skip; catch_up: must be latest or skip")
+        if self.overlap not in get_args(Overlap):
+            raise InvalidInput("overlap: must be wait, allow or skip")
+        if self.catch_up not in ("latest", "skip"):
+            raise InvalidInput("catch_up: must be latest or skip")
         if self.flow.fire is not None and self.overlap == "wait":
             raise InvalidInput(f"overlap: must be allow or skip for flow {self.flow.name}")
         timetable("@daily" if self.cron is None else self.cron, self.timezone, self.window_start, self.window_end)

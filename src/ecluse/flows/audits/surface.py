@@ -173,7 +173,7 @@ surface.listing(
 )
 
 
-@CONFIG.creates("LIMIT_REACHED", arguments=("name",))
+@CONFIG.creates(refuses=["LIMIT_REACHED"], arguments=("name",))
 async def create_config(act: Act, body: NewConfig) -> Row:
     """Create a config, in its first version."""
     await act.require_room("audit_configs")

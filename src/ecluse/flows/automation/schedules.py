@@ -267,7 +267,7 @@ async def _seal_url(
     if url is None:
         await sealed.delete(connection, tenant, schedule_url_name(schedule_id))
     elif secrets is None:
-        raise _no_key("the webhook_url")
+        raise _no_key("webhook_url", "it")
     else:
         await secrets.put(connection, tenant, schedule_url_name(schedule_id), url)
 
@@ -276,15 +276,15 @@ async def _sign(connection: Connection, tenant: str, schedule_id: int, secrets: 
     """Store a new signing secret for the schedule's webhook, and return it for the one response that shows it. Raise
     Conflict if this server has no encryption key."""
     if secrets is None:
-        raise _no_key("the signing secret of the webhook")
+        raise _no_key("webhook_url", "its signing secret")
     secret = new_secret()
     await secrets.put(connection, tenant, schedule_webhook_secret_name(schedule_id), secret)
     return secret
 
 
-def _no_key(what: str) -> Conflict:
+def _no_key(field: str, what: str) -> Conflict:
     remedy = "set ECLUSE_SECRET_KEY or ECLUSE_SECRET_KEY_FILE"
-    message = f"This server has no encryption key, so {what} cannot be stored: {remedy}."
+    message = f"{field}: this server has no encryption key, so {what} cannot be stored: {remedy}."
     return Conflict(message, code="NO_SECRET_KEY")
 
 
@@ -299,7 +299,7 @@ async def _seal(
         await sealed.delete(connection, tenant, schedule_crm_key_name(schedule_id))
         await lanes.retire(connection, "crm", tenant, lanes.of_schedule(schedule_id))
     elif secrets is None:
-        raise _no_key("the external_api_key")
+        raise _no_key("external_api_key", "it")
     else:
         await secrets.put(connection, tenant, schedule_crm_key_name(schedule_id), key.get_secret_value())
     await connection.execute(

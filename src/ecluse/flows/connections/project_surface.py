@@ -21,7 +21,7 @@ from ecluse.flows.connections.surface import Key, Url
 from ecluse.vendors.connectors import Connector, opened
 
 surface = Surface("pricing")
-READ, WRITE = "pricing.read", "pricing.write"
+READ = "pricing.read"
 REFUSES = ("NO_SECRET_KEY", "CONNECTION_REFUSED", "NAME_TAKEN")
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S", examples=["Shop in France"])]
@@ -80,7 +80,7 @@ async def _try_new(asked: CallerRequest, body: NewProject) -> str:
     return url
 
 
-@PROJECT.creates(*REFUSES, before=_try_new, arguments=("name", "connector"))
+@PROJECT.creates(refuses=REFUSES, before=_try_new, arguments=("name", "connector"))
 async def create_project(act: Act, body: NewProject) -> Row:
     """Connect a shop, after a call to it with its access token. If the shop refuses, or has another currency, nothing
     is stored."""
@@ -112,7 +112,7 @@ async def _try_changed(asked: CallerRequest, project_id: str, body: ChangedProje
     return known
 
 
-@PROJECT.changes(*REFUSES, "CONFLICT", before=_try_changed)
+@PROJECT.changes(refuses=[*REFUSES, "CONFLICT"], before=_try_changed)
 async def change_project(act: Act, project_id: ProjectNumber, body: ChangedProject) -> Row:
     """Change name, URL or access token of a connected shop; a new token is tested first."""
     given = body.model_dump(exclude_none=True, exclude={"access_token"})

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
-from ecluse.access.commands import Command
 from ecluse.access.listing import Listing
+from ecluse.access.resource import Resource
 from ecluse.access.surface import Act, CallerRequest, Look, Noun, Surface
 from ecluse.access.wire import Body, Page, Shape
 from ecluse.base.errors import InvalidInput, NotFound, VendorError
@@ -23,7 +23,7 @@ from ecluse.flows.connections.records import KINDS, Kind
 from ecluse.vendors.guarded import GuardedHttp
 
 surface = Surface("connections")
-READ, WRITE, ONE = "vendors.read", "vendors.write", "/api/connections/{kind}"
+READ = "vendors.read"
 CLEARS = "If not set: as the server's knobs say."
 
 Url = Annotated[
@@ -91,6 +91,7 @@ class DeletedConnection(Shape):
     deleted: Literal[True]
 
 
+CONNECTION = Resource(surface, "/api/connections/{kind}", "vendors", "connection", "connections", ConnectionRow)
 CONNECTIONS = Listing("connections", ConnectionRow, "connections", READ, order=("kind",), base=ConnectionPageBase)
 
 
@@ -105,20 +106,16 @@ async def _environment(look: Look) -> Row:
     return {"environment": await records.of_environment(look.connection, look.tenant, _setup(look).given)}
 
 
-surface.listing(
-    "/api/connections",
+CONNECTION.lists(
     CONNECTIONS,
     check=_environment,
     list_connections="List the connections of the tenant to vendors, by kind; never their keys.",
-    command=Command(
-        "connections list",
-        columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "updated_at"),
-        empty="no connections: `ecluse connections create KIND --base-url URL --api-key-file FILE`",
-    ),
+    columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "updated_at"),
+    empty="no connections: `ecluse connections create KIND --base-url URL --api-key-file FILE`",
 )
 
 
-@surface.read(ONE, needs=READ, answer=ConnectionRow, command=Command("connections show"))
+@CONNECTION.shows()
 async def show_connection(look: Look, kind: KindInPath) -> Row:
     """Show one connection, without its key."""
     return await records.load(look.connection, look.tenant, kind)  # type: ignore[arg-type]
@@ -131,21 +128,12 @@ async def _try_new(asked: CallerRequest, body: NewConnection) -> None:
     await _try(asked, body.kind, of_record(body.kind, checked_address(asked, body.base_url), key, body.model))
 
 
-@surface.operation(
-    "POST",
-    "/api/connections",
-    needs=WRITE,
-    answer=ConnectionRow,
-    status=201,
+@CONNECTION.creates(
     before=_try_new,
-    action="connection.create",
-    subject="connection:{kind}",
-    refuses=("NO_SECRET_KEY", "CONNECTION_EXISTS", "CONNECTION_REFUSED"),
-    command=Command(
-        "connections create",
-        arguments=("kind",),
-        example="ecluse connections create crm --base-url https://crm.example.com/api --api-key-file crm.key",
-    ),
+    named="kind",
+    refuses=["NO_SECRET_KEY", "CONNECTION_EXISTS", "CONNECTION_REFUSED"],
+    arguments=("kind",),
+    example="ecluse connections create crm --base-url https://crm.example.com/api --api-key-file crm.key",
 )
 async def create_connection(act: Act, body: NewConnection) -> Row:
     """Add a connection of this tenant, after a call to the vendor with its key. If the vendor refuses, nothing is
@@ -179,16 +167,10 @@ async def _try_changed(asked: CallerRequest, kind: str, body: ChangedConnection)
     return known
 
 
-@surface.operation(
-    "PATCH",
-    ONE,
-    needs=WRITE,
-    answer=ConnectionRow,
+@CONNECTION.changes(
     before=_try_changed,
-    action="connection.change",
-    subject="connection:{kind}",
-    refuses=("NO_SECRET_KEY", "CONNECTION_REFUSED", "CONFLICT"),
-    command=Command("connections update", example="ecluse connections update llm --model gpt-4.1-mini"),
+    refuses=["NO_SECRET_KEY", "CONNECTION_REFUSED", "CONFLICT"],
+    example="ecluse connections update llm --model gpt-4.1-mini",
 )
 async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection) -> Row:
     """Change a connection; a new key is tested first. Every replica uses it within a few seconds."""
@@ -207,15 +189,7 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
     return row
 
 
-@surface.operation(
-    "DELETE",
-    ONE,
-    needs=WRITE,
-    answer=DeletedConnection,
-    action="connection.delete",
-    subject="connection:{kind}",
-    command=Command("connections delete"),
-)
+@CONNECTION.deletes(answer=DeletedConnection)
 async def delete_connection(act: Act, kind: KindInPath) -> Row:
     """Delete a connection and its key. Calls that are not sent yet fail with NO_CONNECTION; those of the tenant
     `default` use the server's environment."""
@@ -237,17 +211,7 @@ async def _try_stored(asked: CallerRequest, kind: str) -> None:
     await _try(asked, which, access, stored=True)
 
 
-@surface.operation(
-    "POST",
-    ONE + "/test",
-    needs=WRITE,
-    answer=TestedConnection,
-    before=_try_stored,
-    action="connection.test",
-    subject="connection:{kind}",
-    refuses=("CONNECTION_REFUSED",),
-    command=Command("connections test"),
-)
+@CONNECTION.does("test", before=_try_stored, refuses=["CONNECTION_REFUSED"], answer=TestedConnection)
 async def test_connection(act: Act, kind: KindInPath) -> Row:  # noqa: ARG001 - `before` has tested it
     """Make a cheap call to the vendor with the stored key."""
     return {"kind": kind, "works": True}

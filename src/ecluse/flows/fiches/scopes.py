@@ -62,7 +62,8 @@ async def require_visible(connection: Connection, caller: Caller, fiche_ids: Seq
     """Raise Refused (403), naming the fiches, if this caller may not see one of them."""
     refused = await check_visible(connection, caller, fiche_ids)
     if refused:
-        raise Refused(403, "SCOPE", f"This key may not read fiche {first_few(refused)}: {_limits(caller)}.")
+        outside = "a fiche that was not fetched yet counts as outside of it"
+        raise Refused(403, "SCOPE", f"This key may not read fiche {first_few(refused)}: {_limits(caller)}; {outside}.")
 
 
 def _limits(caller: Caller) -> str:

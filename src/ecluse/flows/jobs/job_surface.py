@@ -76,7 +76,7 @@ async def show_job(look: Look, job_id: str) -> Row:
     return await read_job(look.connection, look.tenant, job_id, look.state.leasing.longest_pending)
 
 
-@JOB.does("cancel", "ALREADY_ENDED")
+@JOB.does("cancel", refuses=["ALREADY_ENDED"])
 async def cancel_job(act: Act, job_id: str) -> Row:
     """Cancel a job: a waiting job fails with `CANCELLED` at once; a running one is stopped by its agent, which learns
     of it when it renews its lease."""
@@ -85,21 +85,21 @@ async def cancel_job(act: Act, job_id: str) -> Row:
     return await show_job(act, job_id)
 
 
-@JOB.does("retry", "CONFLICT", status=201)
+@JOB.does("retry", refuses=["CONFLICT"], status=201)
 async def retry_job(act: Act, job_id: str) -> Row:
     """Make a new job like this one, which must have failed; the failed job stays as it is."""
     await find_job(act.connection, act.tenant, job_id)
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
 
-@HOST.creates("NAME_TAKEN", arguments=("name",))
+@HOST.creates(refuses=["NAME_TAKEN"], arguments=("name",))
 async def create_job_host(act: Act, body: shapes.NewHost) -> Row:
     """Create a host: a machine on which one agent executes jobs."""
     host = await places.create(act.connection, act.tenant, body.name, act.caller.name)
     return await _place(act, "host", host)
 
 
-@SERVER.creates("NAME_TAKEN", arguments=("name", "hostId"))
+@SERVER.creates(refuses=["NAME_TAKEN"], arguments=("name", "hostId"))
 async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
     """Create a server instance, which schedules name; the agent of its host executes its jobs."""
     server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
@@ -112,7 +112,7 @@ async def show_job_server(look: Look, server_id: str) -> Row:
     return await _place(look, "server", server_id)
 
 
-@SERVER.changes("NAME_TAKEN", action="update")
+@SERVER.changes(refuses=["NAME_TAKEN"], action="update")
 async def change_job_server(act: Act, server_id: str, body: shapes.ChangedServer) -> Row:
     """Rename a server instance, or move it to another host."""
     await places.change_server(act.connection, act.tenant, server_id, body.model_dump(exclude_unset=True))
@@ -133,7 +133,7 @@ async def show_job_host(look: Look, host_id: str) -> Row:
     return _shaped(shapes.HostDetail, host | await places.open_jobs(look.connection, host_id))
 
 
-@HOST.deletes("CONFLICT", preview="show_job_host")
+@HOST.deletes(refuses=["CONFLICT"], preview="show_job_host")
 async def delete_job_host(act: Act, host_id: str) -> Row:
     """Delete a host that has no server instances; its agent is revoked. Its pending jobs are not executed: they fail
     `NO_AGENT` at the end of their time to wait. Its running jobs count as lost when their leases end."""

@@ -96,7 +96,7 @@ async def delete(connection: Connection, tenant: str, kind: str, record_id: str)
 
 
 def _no_host(host: str) -> NotFound:
-    return NotFound(f"There is no host {storable(host, 50)} (hostId). `ecluse jobs hosts list` shows them.")
+    return NotFound(f"hostId: there is no host {storable(host, 50)}: `ecluse jobs hosts list` shows them.")
 
 
 def _taken(name: str) -> Conflict:

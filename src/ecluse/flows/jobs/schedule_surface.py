@@ -67,7 +67,7 @@ surface.listing(
 
 
 @SCHEDULE.creates(
-    *("NO_SECRET_KEY", "LIMIT_REACHED"),
+    refuses=["NO_SECRET_KEY", "LIMIT_REACHED"],
     arguments=("name",),
     options=OPTIONS,
     example="ecluse jobs schedules create backup --server cmf1w2x3y0000abcdefghijkl --cron '0 2 * * *'"
@@ -86,7 +86,7 @@ async def show_job_schedule(look: Look, job_schedule_id: JobScheduleId) -> Row:
     return await _shown(look, job_schedule_id.id)
 
 
-@SCHEDULE.changes("NO_SECRET_KEY", action="update", options=OPTIONS)
+@SCHEDULE.changes(refuses=["NO_SECRET_KEY"], action="update", options=OPTIONS)
 async def change_job_schedule(act: Act, job_schedule_id: JobScheduleId, body: ChangedJobSchedule) -> Row:
     """Change a job schedule: only the given fields change. A due time that was not fired yet is skipped if the change
     concerns when it is due; jobs that were made stay as they are."""
@@ -115,7 +115,7 @@ async def resume_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     return await _shown(act, job_schedule_id.id)
 
 
-@SCHEDULE.does("run", "SERVER_GONE", answer=MadeJob, status=201, command="jobs run")
+@SCHEDULE.does("run", refuses=["SERVER_GONE"], answer=MadeJob, status=201, command="jobs run")
 async def run_job_schedule(act: Act, job_schedule_id: JobScheduleId) -> Row:
     """Make a job of a schedule now, even if it is paused or has active jobs. Its due times are not affected."""
     await _shown(act, job_schedule_id.id)  # raises NotFound for a deleted one

@@ -111,7 +111,7 @@ async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     return await _start(act, run, executions.start, kind="preview")
 
 
-@RUN.does("queue", *MOVES, "NO_PLAN", arguments=("plan_hash",), preview="show_rule_run", follows="run_id")
+@RUN.does("queue", refuses=[*MOVES, "NO_PLAN"], arguments=("plan_hash",), preview="show_rule_run", follows="run_id")
 async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue) -> Row:
     """Apply exactly the plan that was previewed, all of it or only some targets. A price that was changed since the
     preview is not overwritten."""
@@ -120,14 +120,14 @@ async def queue_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToQueue)
     return await _start(act, rule_run_id, executions.start, kind="apply")
 
 
-@RUN.does("retry", *MOVES, "NOTHING_FAILED", preview="show_rule_run", follows="run_id")
+@RUN.does("retry", refuses=[*MOVES, "NOTHING_FAILED"], preview="show_rule_run", follows="run_id")
 async def retry_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRetry) -> Row:
     """Apply the failed targets of a run again, all of them or only some: its next round; the first one is round 0."""
     await runs.retry_failed(act.connection, act.tenant, rule_run_id, body.targets, _by(act))
     return await _start(act, rule_run_id, executions.start, kind="apply")
 
 
-@RUN.does("rollback", *MOVES, preview="show_rule_run", follows="run_id")
+@RUN.does("rollback", refuses=MOVES, preview="show_rule_run", follows="run_id")
 async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRollBack) -> Row:
     """Restore the former prices of applied targets, all of them or only some. A price that was changed since it was
     applied is reported and, unless `forced`, left as it is."""
@@ -136,13 +136,13 @@ async def roll_back_rule_run(act: Act, rule_run_id: RunNumber, body: shapes.ToRo
     return await _start(act, rule_run_id, executions.start, **given)
 
 
-@RUN.does("reconcile", "CONFLICT", follows="run_id")
+@RUN.does("reconcile", refuses=["CONFLICT"], follows="run_id")
 async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Read the prices of applied targets from the shop, and report those that are not as applied."""
     return await _start(act, rule_run_id, reconciliations.reconcile_run)
 
 
-@RUN.does("correct", "CONFLICT", answer=shapes.Corrected)
+@RUN.does("correct", refuses=["CONFLICT"], answer=shapes.Corrected)
 async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
     one. It changes nothing until it is queued."""

@@ -80,7 +80,7 @@ RULE.lists(
 )
 
 
-@PROJECT.deletes("CONFLICT")
+@PROJECT.deletes(refuses=["CONFLICT"])
 async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     """Delete a project with its rules and its access token. Its past runs stay."""
     await projects.delete(act.connection, act.tenant, project_id, act.caller.name)
@@ -89,7 +89,7 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     return {"id": str(project_id), "deleted": True}
 
 
-@RULE.creates("NAME_TAKEN", arguments=("project_id", "name"))
+@RULE.creates(refuses=["NAME_TAKEN"], arguments=("project_id", "name"))
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
     await act.require_room("pricing_rules")
@@ -102,7 +102,7 @@ async def show_rule(look: Look, rule_id: RuleNumber) -> Row:
     return await runs.RULES.show(look.connection, look.tenant, rule_id)
 
 
-@RULE.changes("NAME_TAKEN")
+@RULE.changes(refuses=["NAME_TAKEN"])
 async def change_rule(act: Act, rule_id: RuleNumber, body: ChangedRule) -> Row:
     """Change a rule. What it decides by makes a new version; runs keep the version of their plan."""
     given = body.changes("ending", "floor", "cap")
