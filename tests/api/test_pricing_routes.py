@@ -169,6 +169,7 @@ def test_a_rule_is_created_shown_listed_changed_and_deleted(client, project):
         ({"change": {"kind": "percent", "percent": "-30"}}, 2),
         ({"ending": None, "cap": 9_000}, 3),
         ({"cap": 9_000}, 3),
+        ({"selection": SALE["selection"]}, 3),
         ({}, 3),
     ):
         answer = client.ask("PATCH", path, change)
@@ -219,3 +220,10 @@ def test_projects_and_rules_of_another_tenant_are_not_found(client, open_api, sh
     ):
         assert stranger.ask(method, path, body).status == 404, (method, path)
     assert stranger.get(OF_RULES).json["rules"] == []
+
+
+def test_a_rule_that_was_stored_with_fewer_fields_keeps_its_version(client, project, ask):
+    rule = client.post(OF_RULES, {**SALE, "name": "Older", "project_id": project}).json["id"]
+    ask("UPDATE pricing_rules SET change = change - 'amount' WHERE id = %s", rule)
+    answer = client.ask("PATCH", f"{OF_RULES}/{rule}", {"name": "Renamed"})
+    assert (answer.status, answer.json["version"]) == (200, 1), answer.json

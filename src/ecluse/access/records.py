@@ -3,7 +3,7 @@ deleted instead of being removed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,6 +31,16 @@ class RecordRow(Shape):
     updated_at: datetime
 
 
+async def show(connection: Connection, tenant: str, number: int, *, noun: str, table: str, lock: bool = False) -> Row:
+    """Return a row of a table with ids and tenants; raise NotFound if the tenant has none, or it is marked as deleted.
+    `lock`: keep it locked until the end of the transaction."""
+    sql = f"SELECT * FROM {table} WHERE tenant_id = %s AND id = %s"  # noqa: S608 - our own names
+    row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), (tenant, number))
+    if row is None or row.get("deleted_at") is not None:
+        raise NotFound(f"There is no {noun} {number}.")
+    return _shown(row)
+
+
 @dataclass(frozen=True)
 class Records:
     """The statements for one kind of record. `noun` names the kind in messages. Names in `table` are unique, by an
@@ -38,15 +48,10 @@ class Records:
 
     noun: str
     table: str
-    where: str = "deleted_at IS NULL"
 
     async def show(self, connection: Connection, tenant: str, number: int, *, lock: bool = False) -> Row:
-        """Return a row; raise NotFound if there is none. `lock`: keep it locked until the end of the transaction."""
-        sql = f"SELECT * FROM {self.table} WHERE tenant_id = %s AND id = %s AND {self.where}"  # noqa: S608
-        row = await fetch_one(connection, dict, sql + (" FOR NO KEY UPDATE" if lock else ""), (tenant, number))
-        if row is None:
-            raise NotFound(f"There is no {self.noun} {number}.")
-        return _shown(row)
+        """Return a row, as `show` does."""
+        return await show(connection, tenant, number, noun=self.noun, table=self.table, lock=lock)
 
     async def insert(self, connection: Connection, tenant: str, given: Mapping[str, Any], by: str) -> Row:
         """Insert a row with the columns `given` (`name` among them) and return it. Raise Refused (NAME_TAKEN) if the
@@ -66,16 +71,6 @@ class Records:
         UPDATE {self.table} SET {sets}, updated_by = %(by)s, updated_at = ecluse_now() WHERE id = %(id)s RETURNING *
         """  # noqa: S608 - our own names
         return await self._stored(connection, sql, {**given, "id": known["id"], "by": by}, given.get("name"))
-
-    async def change(
-        self, connection: Connection, known: Row, given: Mapping[str, Any], by: str, versioned: Collection[str]
-    ) -> Row:
-        """Store what is not as in a row that is locked, and return it; a new value of `versioned` makes a version."""
-        new = {name: value for name, value in given.items() if value != known[name]}
-        if not new:
-            return known
-        version = known["version"] + any(name in versioned for name in new)
-        return await self.update(connection, known, {**new, "version": version}, by)
 
     async def delete(self, connection: Connection, tenant: str, number: int, by: str) -> None:
         """Mark a row as deleted. Raise NotFound if the tenant has no such row or it is deleted already."""

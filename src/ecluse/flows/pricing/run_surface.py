@@ -21,7 +21,6 @@ from ecluse.flows.pricing.states import By
 from ecluse.flows.pricing.surface import OF_PROJECT
 
 surface = Surface("pricing")
-
 RUN = Resource(surface, "/api/pricing/runs/{rule_run_id}", "pricing", "rule_run", "pricing runs", shapes.Started)
 MOVES = ("CONFLICT", "FORBIDDEN_TRANSITION")
 RunNumber = Annotated[int, Noun("rule run")]

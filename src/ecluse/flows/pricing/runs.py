@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 from pydantic import BaseModel, Field, ValidationError
 
 from ecluse.access.envelope import Refused
-from ecluse.access.records import Records
-from ecluse.base.errors import Conflict, InvalidInput
+from ecluse.access.records import Records, show
+from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.base.validation import readable
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, as_json, fetch_all, fetch_column, fetch_row, fetch_rows, fetch_value
@@ -28,7 +29,7 @@ from ecluse.retention.kinds import Aged
 CHUNK = 5_000
 RULES = Records("pricing rule", "pricing_rules")
 TERMS = tuple(Terms.model_fields)
-require_run = Records("rule run", "rule_runs", "true").show
+require_run = partial(show, noun="rule run", table="rule_runs")
 KEPT = Aged(
     "rule runs",
     "rule_runs",
@@ -124,14 +125,17 @@ async def create_rule(connection: Connection, tenant: str, project: int, name: s
 
 
 async def change_rule(connection: Connection, tenant: str, rule: int, given: Mapping[str, Any], by: str) -> Row:
-    """Change the given fields of a rule and return its row. Raise InvalidInput if the whole rule would make no
-    sense."""
+    """Change the given fields of a rule and return its row; a new value of a term makes a new version. Raise
+    InvalidInput if the whole rule would make no sense."""
     known = await RULES.show(connection, tenant, rule, lock=True)
     try:
-        terms = Terms.model_validate({one: given.get(one, known[one]) for one in TERMS})
+        terms = Terms.model_validate({one: given.get(one, known[one]) for one in TERMS}).model_dump()
     except ValidationError as error:
         raise InvalidInput(readable(error)) from error
-    return await RULES.change(connection, known, {**given, **terms.model_dump()}, by, versioned=TERMS)
+    # Only given fields: one that was stored before it had all of its present fields is no new value.
+    new = {one: value for one, value in {**given, **terms}.items() if one in given and value != known[one]}
+    version = known["version"] + any(one in TERMS for one in new)
+    return await RULES.update(connection, known, {**new, "version": version}, by) if new else known
 
 
 async def delete_rules(connection: Connection, project: int, by: str) -> None:
@@ -221,11 +225,16 @@ async def require_idle(connection: Connection, run: int, within: int = 0) -> Non
 
 
 async def check_rollback(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None) -> None:
-    """Lock a run, and raise ForbiddenTransition if it, or one of these targets, cannot be rolled back, NotFound for a
-    target of another run."""
+    """Lock a run, so that no other execution of it starts, and raise ForbiddenTransition if it, or one of these
+    targets, cannot be rolled back, NotFound for a target of another run."""
     known = await require_run(connection, tenant, run, lock=True)
     states.RUNS.check(known["status"], states.ROLLED_BACK, f"rule run {run}")
-    await move_targets(connection, [Move(one, (states.ROLLED_BACK,)) for one in targets or ()], None, run=run)
+    sql = "SELECT id, status FROM rule_targets WHERE rule_run_id = %s AND id = ANY(%s)"
+    found = dict(await fetch_rows(connection, sql, (run, list(targets or ()))))
+    for one in targets or ():
+        if one not in found:
+            raise NotFound(f"There is no target {one} of rule run {run}.")
+        states.TARGETS.check(found[one], states.ROLLED_BACK, f"target {one}")
 
 
 async def show_run(connection: Connection, tenant: str, run: int) -> Row:

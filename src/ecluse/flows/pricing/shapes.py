@@ -22,9 +22,7 @@ class NewPreview(Body):
     rule_id: RecordId
 
 
-class ToRetry(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"target_ids": None}]})
-
+class ChosenTargets(Body):
     target_ids: TargetIds | None = None
 
     @property
@@ -32,15 +30,17 @@ class ToRetry(Body):
         return None if self.target_ids is None else [int(one) for one in self.target_ids]
 
 
-class ToQueue(Limits, ToRetry):
-    model_config = ConfigDict(json_schema_extra=None)
+class ToRetry(ChosenTargets):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"target_ids": None}]})
 
+
+class ToQueue(Limits, ChosenTargets):
     plan_hash: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
     ]
 
 
-class ToRollBack(ToRetry):
+class ToRollBack(ChosenTargets):
     model_config = ConfigDict(json_schema_extra={"examples": [{"forced": False}]})
 
     forced: bool = Field(False, description="Also overwrite prices that were changed since they were applied.")

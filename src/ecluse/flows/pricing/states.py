@@ -131,20 +131,19 @@ class Hop(NamedTuple):
 
 
 async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -> None:
-    """Change the statuses of rule runs, given by id, as `_move` does."""
+    """Change the statuses of rule runs, given by id, in the caller's transaction; all of them or, with NotFound or
+    ForbiddenTransition, none."""
     await _move(connection, "rule run", [Move(run, (status,)) for run, status in wanted.items()], by)
 
 
-async def move_targets(connection: Connection, moves: Iterable[Move], by: By | None, *, run: int | None = None) -> None:
-    """Change the statuses of targets, as `_move` does. `run`: the run that they must belong to."""
+async def move_targets(connection: Connection, moves: Iterable[Move], by: By, *, run: int | None = None) -> None:
+    """Change the statuses of targets in the caller's transaction; all of them or, with NotFound or ForbiddenTransition,
+    none. `run`: the run that they must belong to."""
     await _move(connection, "target", moves, by, run)
 
 
-async def _move(
-    connection: Connection, noun: str, moves: Iterable[Move], by: By | None, run: int | None = None
-) -> None:
-    """Make these moves in the caller's transaction; all of them or, with NotFound or ForbiddenTransition, none. `by`
-    None: only check them. A manual retry, from PARTIAL or FAILED, begins the next round of a run and of its targets."""
+async def _move(connection: Connection, noun: str, moves: Iterable[Move], by: By, run: int | None = None) -> None:
+    """Make these moves. A manual retry, from PARTIAL or FAILED, begins the next round of a run and of its targets."""
     states, lock, write = MOVED[noun]
     wanted = {one.id: one for one in moves}
     locked = await fetch_rows(connection, lock, {"ids": list(wanted), "run": run})
@@ -161,9 +160,8 @@ async def _move(
             former = following
         error = None if move.error is None else storable(move.error)
         rows.append({**move._asdict(), "status": former, "round": round_, "error": error})
-    if by is not None:
-        await connection.execute(write, (as_json(rows),))
-        await record(connection, hops, by)
+    await connection.execute(write, (as_json(rows),))
+    await record(connection, hops, by)
 
 
 async def record(connection: Connection, hops: Sequence[Hop], by: By) -> None:

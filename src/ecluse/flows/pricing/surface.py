@@ -117,7 +117,6 @@ async def delete_rule(act: Act, rule_id: RuleNumber) -> Row:
 
 
 ALERTS = Listing("alerts", PricingAlertRow, "pricing_alerts", READ, filters=equal(AlertFilters, OF_PROJECT))
-
 surface.listing(
     "/api/pricing/alerts",
     ALERTS,
