@@ -97,11 +97,11 @@ async def test_the_doctor_says_how_many_secrets_which_key_has_sealed(connection,
 
     level, says = await found(*ids)
     assert level == "warn"
-    assert f"2 sealed with the old key ({ids[1]})" in says
-    assert f"1 sealed with the current key ({ids[0]})" in says
+    assert f"2 encrypted with the old key ({ids[1]})" in says
+    assert f"1 encrypted with the current key ({ids[0]})" in says
     assert (await found(ids[0]))[0] == "fail"
     await sealing.rotate(connection, Secrets(NEW, OLD))
-    assert await found(ids[0]) == ("ok", f"3 sealed with the current key ({ids[0]})")
+    assert await found(ids[0]) == ("ok", f"3 encrypted with the current key ({ids[0]})")
 
 
 EARLIER = """

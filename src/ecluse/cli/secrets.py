@@ -42,7 +42,7 @@ def rotate(*, as_json: bool) -> int:
 
 async def _rotate(dsn: str, secrets: Secrets) -> Counter[str]:
     async with await open_session(dsn) as connection:
-        done = Counter({"secrets sealed again": await sealing.rotate(connection, secrets)})
+        done = Counter({"secrets encrypted again": await sealing.rotate(connection, secrets)})
         done |= await sealing.seal_urls(connection, secrets)
         told = ", ".join(f"{name}: {count}" for name, count in done.items())
         about = (SYSTEM, f"cli:{getpass.getuser()}", "secrets.rotate", f"key:{secrets.key_id}")

@@ -266,7 +266,9 @@ SELECT (SELECT count(*) FROM notification_endpoints WHERE kind = 'webhook' AND u
 async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncIterator[Finding]:
     rows = await rows_of(connection, "SELECT key_id, count(*) AS count FROM secrets GROUP BY 1 ORDER BY 1")
     names = dict(zip(key_ids, ("the current key", "the old key"), strict=False))
-    says = ", ".join(f"{row.count} sealed with {names.get(row.key_id, 'another key')} ({row.key_id})" for row in rows)
+    says = ", ".join(
+        f"{row.count} encrypted with {names.get(row.key_id, 'another key')} ({row.key_id})" for row in rows
+    )
     if lost := [row for row in rows if row.key_id not in key_ids]:
         do = f"set ECLUSE_SECRET_KEY_OLD to the key {lost[0].key_id}: without it servers do not start"
         yield Finding("fail", "secrets", says, do)

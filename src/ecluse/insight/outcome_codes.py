@@ -88,7 +88,7 @@ FAILURES = {
         "Set the key again, then redrive the run.",
     ),
     "SEALED": Failure(
-        "The key of the connection is sealed, and the server has no secret key to decrypt it.",
+        "The key of the connection is encrypted, and the server has no secret key to decrypt it.",
         "Set ECLUSE_SECRET_KEY.",
     ),
     "NOT_CONFIGURED": Failure("The vendor is not configured.", "Set the settings that the error names, then redrive."),

@@ -16,7 +16,7 @@ class AccessKnobs(BaseSettings):
 
     ECLUSE_SECRET_KEY_OLD: SecretStr | None = Field(
         None,
-        description="A second key that sealed secrets may have been sealed with: while the key is being replaced "
+        description="A second key that stored secrets may have been encrypted with: while the key is being replaced "
         "(`ecluse secrets rotate`), every replica has both.",
     )
     ECLUSE_SECRET_KEY_OLD_FILE: Path | None = Field(

@@ -55,8 +55,8 @@ class JobSchedule(EitherSpelling):
     description: str | None = Field(None, max_length=2_000)
     payload: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
         default_factory=dict,
-        description="What the agent gets, at most 256 KiB. Secrets in it (`password`, `token`, …) are sealed, and "
-        "shown as `***`.",
+        description="What the agent gets, at most 256 KiB. Secrets in it (`password`, `token`, …) are stored "
+        "encrypted, and shown as `***`.",
         examples=[{"command": "backup --all"}],
     )
     enabled: bool = True
