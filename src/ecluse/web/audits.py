@@ -33,17 +33,17 @@ class ListFilters(BaseModel):
 
 
 @routes.get("/ui/audits", openapi_extra=needs(MAY))
-async def show_audits(request: Request, wanted: Annotated[ListFilters, Query()]) -> Response:
+async def show_audits(request: Request, filters: Annotated[ListFilters, Query()]) -> Response:
     caller = caller_of(request)
-    filters = {
-        "fiche_id": wanted.fiche_id or None,
-        "status": wanted.status,
-        "audit_config_id": number("audit config", wanted.config) if wanted.config else None,
+    given = {
+        "fiche_id": filters.fiche_id or None,
+        "status": filters.status,
+        "audit_config_id": number("audit config", filters.config) if filters.config else None,
     }
 
     async def ask(connection: Connection) -> tuple[dict[str, Any], dict[str, Any]]:
         configs = await read_page(connection, caller, CONFIGS, {}, limit=MOST_CONFIGS)
-        return configs, await read_page(connection, caller, AUDITS, filters, limit=ROWS, offset=wanted.offset)
+        return configs, await read_page(connection, caller, AUDITS, given, limit=ROWS, offset=filters.offset)
 
     configs, audits = await reads_of(request)(ask)
     for config in configs["configs"]:
@@ -56,7 +56,7 @@ async def show_audits(request: Request, wanted: Annotated[ListFilters, Query()])
         audits=audits["audits"],
         more=audits["next_cursor"] is not None,
         size=ROWS,
-        wanted=wanted,
+        wanted=filters,
         new=buttons(request, ("create_config", {}), ("start_audit", {}), back="/ui/audits"),
     )
 

@@ -63,18 +63,18 @@ class Group(NamedTuple):
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_requests(request: Request, wanted: FiltersOfList) -> Response:
-    shown = await _requests(request, wanted)
+async def show_requests(request: Request, filters: FiltersOfList) -> Response:
+    shown = await _requests(request, filters)
     return render.page(request, "requests.html", regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
-async def follow_requests(request: Request, wanted: FiltersOfList) -> Response:
+async def follow_requests(request: Request, filters: FiltersOfList) -> Response:
     return live.stream(
         request,
         READ,
         LIST,
-        lambda: _requests(request, wanted),
+        lambda: _requests(request, filters),
         lambda message: live.said(message, "job_id") is not None,
     )
 
@@ -112,11 +112,11 @@ async def follow_one(request: Request, request_id: str) -> Response:
     )
 
 
-async def _requests(request: Request, wanted: ListFilters) -> Context:
-    given = {"q": wanted.q or None, "siren": wanted.siren or None, "status": wanted.status}
+async def _requests(request: Request, filters: ListFilters) -> Context:
+    given = {"q": filters.q or None, "siren": filters.siren or None, "status": filters.status}
     caller = caller_of(request)
     page = await reads_of(request)(
-        lambda connection: read_page(connection, caller, REQUESTS, given, limit=ROWS, offset=wanted.offset)
+        lambda connection: read_page(connection, caller, REQUESTS, given, limit=ROWS, offset=filters.offset)
     )
     rows: list[Row] = page[REQUESTS.name]
     for row in rows:
@@ -138,7 +138,7 @@ async def _requests(request: Request, wanted: ListFilters) -> Context:
         Column("created_at", "Requested"),
     )
     return {
-        "wanted": wanted,
+        "wanted": filters,
         "rows": rows,
         "columns": columns,
         "statuses": list(MEANING),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Request, Response
 
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import read_page
-from ecluse.access.wire import Offset, camel, kit_of, reads_of
+from ecluse.access.wire import camel, kit_of, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.flows.jobs.job_surface import OF_AGENTS, OF_HOSTS, OF_SERVERS, READ
@@ -20,7 +18,7 @@ from ecluse.web import jobs, live, render
 from ecluse.web.actions import Button, buttons
 from ecluse.web.authentication import Page
 from ecluse.web.live import Context
-from ecluse.web.schedules import Ahead, ahead
+from ecluse.web.schedules import Ahead, OffsetOfList, ahead
 from ecluse.web.shops import Column
 
 HOME, SERVERS = "/ui/jobs/schedules", "/ui/jobs/servers"
@@ -53,18 +51,11 @@ OF_AGENT = (
 )
 
 
-class ListOffset(BaseModel):
-    offset: Offset = 0
-
-
-OffsetOfList = Annotated[ListOffset, Query()]
-
-
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
+async def show_schedules(request: Request, filters: OffsetOfList) -> Response:
     caller, now = caller_of(request), kit_of(request).clock.now()
     rows: list[Row] = (
-        await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=ROWS + 1, offset=wanted.offset))
+        await reads_of(request)(lambda c: read_page(c, caller, SCHEDULES, {}, limit=ROWS + 1, offset=filters.offset))
     )["schedules"]
     for row in rows:
         row["href"], row["words"] = f"{HOME}/{row['id']}", f"{_ahead(row, now, 0).words} ({row['timezone']})"
@@ -75,7 +66,7 @@ async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
         row["buttons"] = _buttons(request, row, HOME)
     new = buttons(request, ("create_job_schedule", {}))
     shown: Context = {"rows": rows[:ROWS], "more": len(rows) > ROWS, "new": new}
-    return render.page(request, "job_schedules.html", columns=COLUMNS, wanted=wanted, size=ROWS, **shown)
+    return render.page(request, "job_schedules.html", columns=COLUMNS, wanted=filters, size=ROWS, **shown)
 
 
 @routes.get(f"{HOME}/{{job_schedule_id}}", openapi_extra=needs(READ))

@@ -69,15 +69,15 @@ PartOfRun = Annotated[Part, Query()]
 
 
 @routes.get(HOME, openapi_extra=needs(READ))
-async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
-    shown = await _runs(request, wanted)
+async def show_runs(request: Request, filters: FiltersOfList) -> Response:
+    shown = await _runs(request, filters)
     return render.page(request, "pricing.html", regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get(f"{HOME}/live", openapi_extra=needs(READ))
-async def follow_runs(request: Request, wanted: FiltersOfList) -> Response:
+async def follow_runs(request: Request, filters: FiltersOfList) -> Response:
     return live.stream(
-        request, READ, LIST, lambda: _runs(request, wanted), lambda message: live.said(message, "runId") is not None
+        request, READ, LIST, lambda: _runs(request, filters), lambda message: live.said(message, "runId") is not None
     )
 
 
@@ -100,17 +100,17 @@ async def follow_one(request: Request, rule_run_id: str, part: PartOfRun) -> Res
     )
 
 
-async def _runs(request: Request, wanted: ListFilters) -> Context:
+async def _runs(request: Request, filters: ListFilters) -> Context:
     given = {
-        "project_id": number("project", wanted.project) if wanted.project else None,
-        "rule_id": number("rule", wanted.rule) if wanted.rule else None,
-        "status": wanted.status,
+        "project_id": number("project", filters.project) if filters.project else None,
+        "rule_id": number("rule", filters.rule) if filters.rule else None,
+        "status": filters.status,
     }
     caller = caller_of(request)
 
     async def ask(connection: Connection) -> tuple[list[Row], list[Row], dict[str, Row]]:
         projects = await read_page(connection, caller, PROJECTS, {}, limit=MOST)
-        found = await read_page(connection, caller, RUNS, given, limit=ROWS + 1, offset=wanted.offset)
+        found = await read_page(connection, caller, RUNS, given, limit=ROWS + 1, offset=filters.offset)
         rows: list[Row] = found[RUNS.name]
         named = await fetch_all(connection, dict, NAMED, ([row["id"] for row in rows],))
         return projects[PROJECTS.name], rows, {one["id"]: one for one in named}
@@ -133,7 +133,7 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
         Column("reason", "Reason"),
     )
     return {
-        "wanted": wanted,
+        "wanted": filters,
         "rows": rows[:ROWS],
         "columns": columns,
         "projects": projects,

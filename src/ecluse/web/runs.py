@@ -70,15 +70,15 @@ PartOfRun = Annotated[Part, Query()]
 
 
 @routes.get("/ui/runs", openapi_extra=needs(MAY))
-async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
+async def show_runs(request: Request, filters: FiltersOfList) -> Response:
     tenant = caller_of(request).tenant
-    shown = await _runs(request, wanted)
+    shown = await _runs(request, filters)
     but = own_pages.without_runs(kit_of(request).by_name)
     schedules = await reads_of(request)(lambda c: list_schedules(c, tenant, but=but, limit=SCHEDULES, offset=0))
     return render.page(
         request,
         "runs.html",
-        flows=sorted((set(kit_of(request).by_name) - set(but)) | set(filter(None, [wanted.flow]))),
+        flows=sorted((set(kit_of(request).by_name) - set(but)) | set(filter(None, [filters.flow]))),
         states=list(State),
         schedules=schedules,
         may_trigger=bool(buttons(request, ("run_schedule", {"schedule_id": 0}))),
@@ -88,8 +88,8 @@ async def show_runs(request: Request, wanted: FiltersOfList) -> Response:
 
 
 @routes.get("/ui/runs/live", openapi_extra=needs(MAY))
-async def follow_runs(request: Request, wanted: FiltersOfList) -> Response:
-    return live.stream(request, MAY, LIST, lambda: _runs(request, wanted), lambda _: True)
+async def follow_runs(request: Request, filters: FiltersOfList) -> Response:
+    return live.stream(request, MAY, LIST, lambda: _runs(request, filters), lambda _: True)
 
 
 @routes.get("/ui/runs/{run_id}", openapi_extra=needs(MAY))
@@ -125,30 +125,30 @@ def _midnight(day: date | None, later: int = 0) -> datetime | None:
     return None if day is None else datetime.combine(day, time(), UTC) + timedelta(days=later)
 
 
-async def _runs(request: Request, wanted: ListFilters) -> Context:
-    tenant, parent = caller_of(request).tenant, number("run", wanted.parent) if wanted.parent else None
+async def _runs(request: Request, filters: ListFilters) -> Context:
+    tenant, parent = caller_of(request).tenant, number("run", filters.parent) if filters.parent else None
 
     given = request.app.state.connections.given
     without = own_pages.without_runs(kit_of(request).by_name)
     # A filter by state or target shows every such run, redrives included.
-    fold = not (wanted.all or wanted.state or wanted.target)
+    fold = not (filters.all or filters.state or filters.target)
 
     async def ask(connection: Connection) -> tuple[bool, Table, Row]:
         rows = await run_queries.list_runs(
             connection,
             tenant=tenant,
-            flow=wanted.flow or None,
-            state=wanted.state or None,
-            but=() if wanted.all else [NOTIFICATIONS],
-            top=not wanted.all and parent is None and not wanted.target,
+            flow=filters.flow or None,
+            state=filters.state or None,
+            but=() if filters.all else [NOTIFICATIONS],
+            top=not filters.all and parent is None and not filters.target,
             folded=fold,
             parent=parent,
-            schedule=number("schedule", wanted.schedule) if wanted.schedule else None,
-            target=wanted.target or None,
-            since=_midnight(wanted.since),
-            until=_midnight(wanted.until, 1),
+            schedule=number("schedule", filters.schedule) if filters.schedule else None,
+            target=filters.target or None,
+            since=_midnight(filters.since),
+            until=_midnight(filters.until, 1),
             limit=RUNS + 1,
-            offset=wanted.offset,
+            offset=filters.offset,
         )
         begin = {} if rows else await _begin(connection, tenant, given, without)
         shown = await figures.folded(connection, tenant, rows[:RUNS]) if fold else rows[:RUNS]
@@ -156,9 +156,9 @@ async def _runs(request: Request, wanted: ListFilters) -> Context:
 
     more, table, begin = await reads_of(request)(ask)
     shown = sum(not run.get("folded") for run in table.runs)
-    filtered = any(wanted.model_dump(exclude={"all"}).values())
+    filtered = any(filters.model_dump(exclude={"all"}).values())
     there = {"filtered": filtered, "table": table, **begin, "shown": shown, "more": more, "size": RUNS}
-    return {"wanted": wanted, **there, "busy": table.busy, "over": False}
+    return {"wanted": filters, **there, "busy": table.busy, "over": False}
 
 
 async def _begin(connection: Connection, tenant: str, environment: Sequence[Kind], but: Sequence[str]) -> Row:

@@ -64,15 +64,15 @@ def ahead(row: Row, now: datetime, count: int) -> Ahead:
 
 
 @routes.get("/ui/schedules", openapi_extra=needs(MAY))
-async def show_schedules(request: Request, wanted: OffsetOfList) -> Response:
-    shown = await _schedules(request, wanted)
+async def show_schedules(request: Request, filters: OffsetOfList) -> Response:
+    shown = await _schedules(request, filters)
     new = buttons(request, ("create_automation_schedule", {}), ("create_schedule", {}), back=HOME)
     return render.page(request, "schedules.html", new=new, regions=LIST.regions(request, **shown), **shown)
 
 
 @routes.get("/ui/schedules/live", openapi_extra=needs(MAY))
-async def follow_schedules(request: Request, wanted: OffsetOfList) -> Response:
-    return live.stream(request, MAY, LIST, lambda: _schedules(request, wanted), _of_a_schedule)
+async def follow_schedules(request: Request, filters: OffsetOfList) -> Response:
+    return live.stream(request, MAY, LIST, lambda: _schedules(request, filters), _of_a_schedule)
 
 
 @routes.get("/ui/schedules/{schedule_id}", openapi_extra=needs(MAY))
@@ -92,11 +92,11 @@ def _of_a_schedule(message: Message) -> bool:
     return live.said(message, "schedule_id") is not None
 
 
-async def _schedules(request: Request, wanted: ListOffset) -> Context:
+async def _schedules(request: Request, filters: ListOffset) -> Context:
     tenant, now = caller_of(request).tenant, kit_of(request).clock.now()
 
     async def ask(connection: Connection) -> Context:
-        rows = await list_schedules(connection, tenant, limit=SCHEDULES + 1, offset=wanted.offset)
+        rows = await list_schedules(connection, tenant, limit=SCHEDULES + 1, offset=filters.offset)
         last = [row["last_run_id"] for row in rows if row["last_run_id"] is not None]
         runs = await run_queries.list_runs(connection, tenant=tenant, ids=last, limit=len(rows), offset=0)
         return {
@@ -118,7 +118,7 @@ async def _schedules(request: Request, wanted: ListOffset) -> Context:
         "ahead": {row["id"]: ahead(row, now, FIRES_IN_LIST) for row in rows},
         "buttons": {row["id"]: _often(request, row, HOME) for row in rows},
         "more": len(shown["rows"]) > SCHEDULES,
-        "wanted": wanted,
+        "wanted": filters,
         "size": SCHEDULES,
         "busy": any(run["ended_at"] is None for run in shown["last"].values()),
         "over": False,

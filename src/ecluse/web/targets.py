@@ -63,16 +63,16 @@ class ListFilters(BaseModel):
 
 
 @routes.get("/ui/targets", openapi_extra=needs(MAY))
-async def find(request: Request, wanted: Annotated[ListFilters, Query()]) -> Response:
-    tenant, target = caller_of(request).tenant, (wanted.q or "").strip()
+async def find(request: Request, filters: Annotated[ListFilters, Query()]) -> Response:
+    tenant, target = caller_of(request).tenant, (filters.q or "").strip()
 
     async def ask(connection: Connection) -> list[Row]:
-        given = {"tenant": tenant, "target": target, "limit": RUNS + 1, "offset": wanted.offset}
+        given = {"tenant": tenant, "target": target, "limit": RUNS + 1, "offset": filters.offset}
         return await fetch_all(connection, dict, FOUND, given)
 
     found = await reads_of(request)(ask) if target else []
     more, rows = len(found) > RUNS, found[:RUNS]
-    return render.page(request, "targets.html", found=rows, more=more, size=RUNS, wanted=wanted, q=target)
+    return render.page(request, "targets.html", found=rows, more=more, size=RUNS, wanted=filters, q=target)
 
 
 @routes.get("/ui/runs/{run_id}/targets/{target:path}", openapi_extra=needs(MAY))
