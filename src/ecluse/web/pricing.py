@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Listing, read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
-from ecluse.base.text import as_sentence
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
 from ecluse.engine import State
@@ -177,7 +176,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         "title": f"{shown['name']} {run['status']} · Ecluse",
         "sentence": sentence(run, open_),
         "state": _state(run),
-        "no_plan": as_sentence(run["stopped_reason"]) if run["stopped_reason"] and not run["plan_hash"] else None,
+        "no_plan": None if run["plan_hash"] else _sentence(run["stopped_reason"]),
         "states": STATES.meaning,
         "money": lambda amount: money(amount, run["currency"]),
         "excluded": [(REASONS[code], n) for code, n in ((run["totals"] or {}).get("excluded") or {}).items()],
@@ -241,3 +240,7 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
             return f"Stopped: {run['stopped_reason']}."
     said = ", ".join(f"{n:,} {status.lower().replace('_', ' ')}" for status, n in sorted(counts.items()))
     return f"{said} of {total:,} targets."
+
+
+def _sentence(reason: str | None) -> str | None:
+    return reason and reason[0].upper() + reason[1:]

@@ -125,8 +125,7 @@ async def create_rule(connection: Connection, tenant: str, project: int, name: s
 
 
 async def change_rule(connection: Connection, tenant: str, rule: int, given: Mapping[str, Any], by: str) -> Row:
-    """Change the given fields of a rule and return its row; a new value of a term makes a new version. Raise
-    InvalidInput if the whole rule would make no sense."""
+    """Change fields of a rule; new terms make a new version. Raise InvalidInput if the whole rule makes no sense."""
     known = await RULES.show(connection, tenant, rule, lock=True)
     try:
         terms = Terms.model_validate({one: given.get(one, known[one]) for one in TERMS}).model_dump()

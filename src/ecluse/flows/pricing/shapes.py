@@ -35,9 +35,7 @@ class ToRetry(ChosenTargets):
 
 
 class ToQueue(Limits, ChosenTargets):
-    plan_hash: Annotated[
-        str, Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
-    ]
+    plan_hash: str = Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64], description="Of the preview that was seen.")
 
 
 class ToRollBack(ChosenTargets):

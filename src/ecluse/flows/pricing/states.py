@@ -131,14 +131,12 @@ class Hop(NamedTuple):
 
 
 async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -> None:
-    """Change the statuses of rule runs, given by id, in the caller's transaction; all of them or, with NotFound or
-    ForbiddenTransition, none."""
+    """Change the statuses of rule runs, given by id; all or, with NotFound or ForbiddenTransition, none."""
     await _move(connection, "rule run", [Move(run, (status,)) for run, status in wanted.items()], by)
 
 
 async def move_targets(connection: Connection, moves: Iterable[Move], by: By, *, run: int | None = None) -> None:
-    """Change the statuses of targets in the caller's transaction; all of them or, with NotFound or ForbiddenTransition,
-    none. `run`: the run that they must belong to."""
+    """Change the statuses of targets, of rule run `run` if given; all or, with NotFound or ForbiddenTransition, none."""
     await _move(connection, "target", moves, by, run)
 
 
