@@ -136,7 +136,7 @@ async def move_runs(connection: Connection, wanted: Mapping[int, str], by: By) -
 
 
 async def move_targets(connection: Connection, moves: Iterable[Move], by: By, *, run: int | None = None) -> None:
-    """Change the statuses of targets, of rule run `run` if given; all or, with NotFound or ForbiddenTransition, none."""
+    """Change the statuses of targets, of run `run` if given; all or, with NotFound or ForbiddenTransition, none."""
     await _move(connection, "target", moves, by, run)
 
 
