@@ -26,7 +26,12 @@ TENANTS = count()
 
 @pytest.fixture(scope="module")
 def open_api(shared_dsn: str) -> Iterator[Client]:
-    with serving(shared_dsn, ECLUSE_ALLOWED_NETWORKS="127.0.0.0/8", CRM_API_KEY="of-the-server") as client:
+    with serving(
+        shared_dsn,
+        ECLUSE_ALLOWED_NETWORKS="127.0.0.0/8",
+        CRM_BASE_URL="https://crm.example",
+        CRM_API_KEY="of-the-server",
+    ) as client:
         yield client
 
 

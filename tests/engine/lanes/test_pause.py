@@ -63,7 +63,7 @@ async def test_a_stage_whose_clock_stands_still_does_not_time_out_and_has_its_ti
     assert query("SELECT ended_at FROM stages") == [(None,)]
     (waits,) = await say(kit, why, "default", run_id, limit=1)
     assert waits.detail.startswith("lane vendor was paused by an operator: invoice (since ")
-    assert waits.detail.endswith("; the clock of its stage is stopped")
+    assert "; the clock of its stage is stopped" in waits.detail
     await say(kit, pause_lane, "vendor", reason="still", by="cli:bob")
     (moved,) = await say(kit, resume_lane, "vendor", **PAUSED)
     assert moved[:4] == (run_id, "default", "test", "work")

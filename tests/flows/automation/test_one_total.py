@@ -41,7 +41,7 @@ async def test_list_page_export_and_command_say_the_same_total(automate, dsn, ba
             (line,) = [
                 one.split() for one in bare("runs", "list", **at).out.splitlines() if one.startswith(str(run_id))
             ]
-            assert line[3:7] == ["4", "2", "1", "1"]
+            assert line[3:8] == ["4", "2", "1", "0", "1"]  # none was cancelled
             assert "4 = 2 successful + 1 failed + 1 ignored" in bare("runs", "watch", str(run_id), **at).out
 
     await asyncio.to_thread(ask)
