@@ -44,6 +44,7 @@ SELECT count(DISTINCT input ->> 'target')::int, count(*) FILTER (WHERE status = 
 FROM runs WHERE parent_run_id = %s
 """
 FAILED = "SELECT input ->> 'target' FROM runs WHERE parent_run_id = %s AND status = 'failed'"
+COMPLETED = "SELECT input ->> 'target' FROM runs WHERE parent_run_id = %s AND status = 'completed'"
 
 
 class Child(BaseModel):
@@ -102,7 +103,7 @@ def parent(seen: list[Any] | None = None, **options: Any) -> Flow:
         return 1
 
     async def settle(connection: Connection, run: Run) -> int:
-        rows = await (await connection.execute(FAILED + " AND input ->> 'round' = '1'", (run.id,))).fetchall()
+        rows = await (await connection.execute(f"{FAILED} EXCEPT {COMPLETED}", (run.id, run.id))).fetchall()
         failed = [Settled(row[0], "failed", "CHILD", "its run failed") for row in rows]
         first = await settle_targets(connection, run, failed)
         left = [Settled(target, "successful") for target in run.input["targets"]]
