@@ -68,6 +68,8 @@ class Worker:
         self._wake = asyncio.Event()
         self._alarm = Alarm(self.wake)
         self._waiting = WaitingLanes(lanes.bases)
+        self._found: Window | None = None  # all lanes in which items waited at the last search, if they were few
+        self._found_at = 0.0
         self.slots = WorkerSlots(
             slots,
             executor.execute,
@@ -156,7 +158,7 @@ class Worker:
         """Claim at most `room` items and give them to the slots; return their number. If the previous claim failed,
         claims that it may have committed all the same are released first. While the database is unavailable, nothing is
         claimed."""
-        count, is_poll = 0, not self._in_hand and not self._pace.woken
+        count, woken = 0, self._pace.woken
         self._pace.claiming(self._clock.monotonic())
         unsure, self._unsure = self._unsure, True
         with ignoring_outage("claim"):
@@ -165,7 +167,7 @@ class Worker:
                     known = {one.claim_id for claimed in self.slots.claimed for one in claimed.batch}
                     known |= {result.claim_id for result in self.committer.uncommitted}
                     await release_unknown(connection, replica=self._claimant.replica, known=list(known))
-                async with aclosing(self._windows(connection, is_poll=is_poll)) as windows:
+                async with aclosing(self._windows(connection, woken=woken)) as windows:
                     async for window in windows:
                         await self._suspects.query(connection, self._lanes.bases, self._clock.monotonic())
                         claimed = await self._choose(connection, room - count, window)
@@ -177,14 +179,21 @@ class Worker:
         self._pace.claimed(room, count)
         return count
 
-    async def _windows(self, connection: Connection, *, is_poll: bool) -> AsyncGenerator[Window]:
+    async def _windows(self, connection: Connection, *, woken: bool) -> AsyncGenerator[Window]:
         """Yield the lanes to claim from: all lanes if they are few, else only lanes in which items wait. The search for
-        these is also worth it for a mere poll, which most often finds none."""
-        if len(self._lanes) <= LANES_AT_ONCE and not is_poll:
+        these is also worth it for a mere poll, which most often finds none. Unless a wake-up has arrived (`woken`), the
+        lanes of a search within AHEAD_SECONDS come first: most often they fill the room, and no search is needed."""
+        now = self._clock.monotonic()
+        if len(self._lanes) <= LANES_AT_ONCE and (self._in_hand or woken):
             yield Window(self._lanes.ids(capped=True), self._lanes.ids(capped=False), True)
             return
+        if self._found is not None and not woken and now < self._found_at + AHEAD_SECONDS:
+            yield self._found._replace(is_all=False)
+        first = True
         async for window in self._waiting.windows(connection):
             await self._lanes.learn(connection, window.capped + window.uncapped)
+            self._found, self._found_at = (window if first and window.is_all else None), now
+            first = False
             yield window
 
     def _take(self, claimed: Sequence[ClaimedItem]) -> None:
