@@ -307,3 +307,22 @@ async def test_an_item_is_found_behind_a_thousand_lanes_in_which_nothing_is_due(
     begun = time.monotonic()
     await until(lambda: credentials.vendor.count["near"], seconds=5)
     assert time.monotonic() - begun < 2
+
+
+async def test_the_lanes_that_a_search_has_found_serve_several_claims(start_kit, board, one, monkeypatch):
+    searches: list[int] = []
+    scan = WaitingLanes._scan
+
+    async def counted(self, connection, after, most):
+        searches.append(after)
+        return await scan(self, connection, after, most)
+
+    monkeypatch.setattr(WaitingLanes, "_scan", counted)
+    credentials = Credentials()
+    busy = [NewItem(str(n), lane=Lane("vendor/busy")) for n in range(20_000)]
+    await board.run(busy, one=credentials.flow.stages[0])
+    async with board.pool.connection() as connection:
+        await put_lanes(connection, [Lane(f"vendor/idle-{n}") for n in range(2 * LANES_AT_ONCE)])
+    await start_kit(credentials.flow)
+    await until(lambda: one("SELECT count(*) FROM items WHERE status = 'succeeded'") == 20_000, seconds=20)
+    assert len(searches) < one("SELECT count(*) FROM claims")
