@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.many_lanes", description=__doc__)
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--lanes", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--times", type=int, default=9)
     options = parser.parse_args()
     logging.configure("ERROR")
     lanes = options.lanes
