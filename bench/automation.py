@@ -13,6 +13,8 @@ linear               seconds per fiche with all fiches divided by those with a t
 poll_…_ms            `GET /api/automation/runs/{id}` during the run, twice a second (goal: 50)
 cpu_…                milliseconds of CPU per call: the script, the server, its PostgreSQL and the sandbox beside it
 others_…             cores used by other programs meanwhile: above 0.1, measure again
+
+`--lanes 1000` adds lanes in which nothing waits, as connections of other tenants do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import psycopg
 import uvloop
 
 from bench import bare
@@ -36,6 +39,7 @@ from bench.server import server
 from bench.serving import cpu_of_machine, cpu_of_server, cpu_seconds, peak_rss_mb, postmaster, sandbox, served
 from bench.statements import count_statements
 from ecluse.db.connect import normalise
+from ecluse.engine import Lane, put_lanes
 from ecluse.migrations.runner import upgrade
 
 CONCURRENCY = 100
@@ -83,9 +87,15 @@ def run_bare(fiches: int) -> Cost:
     return Cost(found["seconds"], {"bare": found["cpu_s"], "sandbox": at_sandbox}, others)
 
 
-async def run_ecluse(dsn: str, fiches: int) -> Measured:
+async def add_lanes(dsn: str, lanes: int) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await put_lanes(connection, [Lane(f"crm/{n:05d}", max_in_flight=CONCURRENCY) for n in range(lanes)])
+
+
+async def run_ecluse(dsn: str, fiches: int, lanes: int = 0) -> Measured:
     with sandbox() as vendors:
         async with served(dsn, vendors.url, KNOBS, 1, role="admin") as (session, replicas):
+            await add_lanes(dsn, lanes)
             schedule = await prepare(session, fiches)
             pids = {"ecluse": replicas[0].pid, "sandbox": vendors.pid}
             database = postmaster(dsn)
@@ -150,10 +160,10 @@ async def check(session: aiohttp.ClientSession, vendors: str, fiches: int) -> No
     assert list(made.values()) == [fiches, bare.RECORDINGS * fiches, len(bare.configs()) * fiches], made
 
 
-def timed(dsn: str, fiches: int) -> Measured:
+def timed(dsn: str, fiches: int, lanes: int) -> Measured:
     with fresh_database(dsn) as own:
         upgrade(normalise(own))
-        found = uvloop.run(run_ecluse(own, fiches))
+        found = uvloop.run(run_ecluse(own, fiches, lanes))
     tell(f"ecluse, {fiches:,} fiches", found.cost, fiches)
     return found
 
@@ -173,14 +183,14 @@ def tell(what: str, cost: Cost, fiches: int) -> None:
         say(f"  others used {cost.others:.2f} cores meanwhile")
 
 
-def measure(dsn: str, log: Path | None, fiches: int) -> dict[str, Any]:
+def measure(dsn: str, log: Path | None, fiches: int, lanes: int) -> dict[str, Any]:
     few, calls = max(fiches // 10, 10), calls_of(fiches)
     scripts = [run_bare(fiches)]
     tell("bare", scripts[0], fiches)
-    whole = timed(dsn, fiches)
+    whole = timed(dsn, fiches, lanes)
     scripts.append(run_bare(fiches))
     tell("bare", scripts[1], fiches)
-    part = timed(dsn, few)
+    part = timed(dsn, few, lanes)
     statements = counted(dsn, log, few) if log is not None else None
     bare_s = sum(one.seconds for one in scripts) / len(scripts)
     return {
@@ -210,6 +220,7 @@ def main() -> None:
     raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="bench.automation", description=__doc__, formatter_class=raw)
     parser.add_argument("--fiches", type=int, default=10_000)
+    parser.add_argument("--lanes", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="the last line of stdout is one JSON object")
     parser.add_argument(
         "--dsn",
@@ -219,7 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     say("knobs: " + " ".join(f"{name}={value}" for name, value in KNOBS.items()))
     with server(options.dsn, options.server_log) as (dsn, log):
-        found = measure(dsn, log, options.fiches)
+        found = measure(dsn, log, options.fiches, options.lanes)
     if options.json:
         print(json.dumps({name: round(value, 3) if value is not None else None for name, value in found.items()}))
         return
