@@ -139,6 +139,7 @@ async def test_an_operator_ends_a_run_at_once_with_hundreds_of_calls_in_hand(sta
     assert not kit.broken.is_set()
 
 
+@pytest.mark.alone
 async def test_what_was_claimed_ahead_and_not_started_is_dropped(start_kit):
     """Quick items are claimed by the hundred: when slow ones follow, many are claimed that no hand is free for."""
     calls = Calls()
