@@ -1,8 +1,9 @@
-"""Cost of lanes that are made at run time: `python -m bench.many_lanes --items 20000 --lanes 1000`.
+"""Cost of lanes that are made at run time: `python -m bench.many_lanes --items 100000 --lanes 1000`.
 
 The same run with all items in one lane, beside lanes in which nothing waits, and with its items spread over as many
-lanes. Each case is run several times, in turn; the median counts. BENCH_CAP=1000 gives every lane a cap, as lanes with
-a rate or a breaker have: claims from these are made under the lane's lock, and not ahead of free slots.
+lanes. Each case is run several times, in turn; the median counts. Runs of a second (20,000 items) differ by a third,
+so a run should take several. BENCH_CAP=1000 gives every lane a cap, as lanes with a rate or a breaker have: claims from
+these are made under the lane's lock, and not ahead of free slots.
 """
 
 import argparse
@@ -93,9 +94,9 @@ async def measure(dsn: str, items: int, *, idle: int = 0, used: int = 0) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.many_lanes", description=__doc__)
-    parser.add_argument("--items", type=int, default=20_000)
+    parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--lanes", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=9)
+    parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     logging.configure("ERROR")
     lanes = options.lanes
