@@ -134,7 +134,7 @@ class Declared(NamedTuple):
     function: Function
     path: str
     permission: str
-    body: type[BaseModel] | None
+    bodies: Sequence[type[BaseModel]]  # models of its body: none, one, or alternatives with a discriminating field
     call: Callable[..., Awaitable[Response]]
     command: Command | None
 
@@ -266,7 +266,7 @@ class Surface:
             others = {code: {"model": answer, "description": meaning} for code, meaning in (also or {}).items()}
             self._add(method, path, call, function, parameters, extra, answer, status_code=status, responses=others)
             body = next((one.annotation for one in parameters if one.name == "body"), None)
-            self.operations[function.__name__] = Declared(function, path, needs, _model(body), call, command)
+            self.operations[function.__name__] = Declared(function, path, needs, _models(body), call, command)
             return function
 
         return declare
@@ -330,10 +330,9 @@ async def _found(look: Look, nouns: Mapping[str, Noun], given: Mapping[str, Any]
     return found
 
 
-def _model(annotation: Any) -> type[BaseModel] | None:
-    for one in (annotation, *get_args(annotation)):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            return one
-        if get_origin(one) is Annotated:
-            return _model(get_args(one)[0])
-    return None
+def _models(annotation: Any) -> Sequence[type[BaseModel]]:
+    """Return the models that an annotation names: itself, or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation,)
+    named = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+    return [model for one in named for model in _models(one)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import AfterValidator, Field
@@ -17,10 +17,10 @@ from ecluse.api.endpoints import READ, WRITE, Begun, check_active
 from ecluse.api.shapes import Id
 from ecluse.db.query import Row
 from ecluse.notify import dispatch, endpoints, log
+from ecluse.notify.log import DeliveryState
 from ecluse.notify.rules import Kind
 
 surface = Surface("notifications")
-State = Literal["pending", "delivered", "failed"]
 
 
 class DeliveryRow(Shape):
@@ -33,7 +33,7 @@ class DeliveryRow(Shape):
     event_key: str
     event_type: str
     about_run_id: Id | None
-    state: State
+    state: DeliveryState
     executions: int
     error_code: str | None
     error: str | None
@@ -65,7 +65,7 @@ OfEndpoint = Annotated[
 
 class DeliveryFilters(Filters):
     endpoint_id: OfEndpoint = None
-    state: State | None = None
+    state: DeliveryState | None = None
 
 
 DELIVERIES = Listing(

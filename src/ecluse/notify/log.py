@@ -3,11 +3,14 @@ delivery's run and item; nothing is stored twice."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_one
 from ecluse.notify.rules import message_id, shown_to
 
+DeliveryState = Literal["pending", "delivered", "failed"]
 SHOW = """
 SELECT d.*, (SELECT coalesce(jsonb_agg(jsonb_build_object('execution', a.execution, 'at', a.at,
            'error_code', a.error_code, 'error', a.error, 'retry_at', a.retry_at) ORDER BY a.id), '[]')

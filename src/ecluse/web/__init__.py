@@ -18,6 +18,7 @@ from ecluse.web import (
     jobs,
     lanes,
     login,
+    notifications,
     pricing,
     reference,
     runs,
@@ -29,7 +30,20 @@ from ecluse.web.live import Pace, RenderingTurns
 
 # In this order: the last module, login, has a route that matches every remaining path below /ui.
 PARTS = (
-    *(runs, targets, schedules, lanes, connections, audits, shops, pricing, job_schedules, jobs, companies),
+    *(
+        runs,
+        targets,
+        schedules,
+        lanes,
+        connections,
+        notifications,
+        audits,
+        shops,
+        pricing,
+        job_schedules,
+        jobs,
+        companies,
+    ),
     *(forms, reference, confirm, login),
 )
 

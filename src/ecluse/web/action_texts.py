@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEDULES, LANES, AUDITS = "/ui/schedules", "/ui/lanes", "/ui/audits"
-CONNECTIONS = "/ui/connections"
+CONNECTIONS, NOTIFICATIONS = "/ui/connections", "/ui/connections/notifications"
 PRICING, PROJECTS, RULES = "/ui/pricing", "/ui/pricing/projects", "/ui/pricing/rules"
 RULE_RUN = "/ui/pricing/runs/{id}"
 REQUESTS = "/ui/requests"
@@ -132,6 +132,52 @@ ACTION_TEXTS = {
     ),
     "test_connection": Action(
         "Test", "The vendor is called once with the stored key.", "The connection works.", "connection", CONNECTIONS
+    ),
+    "create_endpoint": Action(
+        "New endpoint",
+        "Every event that matches is sent to this endpoint from now on. A mail address is first sent a link that "
+        "confirms it.",
+        "The endpoint was created.",
+        "",
+        NOTIFICATIONS,
+    ),
+    "change_endpoint": Action(
+        "Edit",
+        "Endpoint {endpoint_id} changes for all deliveries that are not made yet.",
+        "The endpoint was saved.",
+        "endpoint",
+        NOTIFICATIONS,
+    ),
+    "delete_endpoint": Action(
+        "Delete",
+        "Endpoint {endpoint_id} is deleted, for good. Nothing more is sent to it; its past deliveries stay.",
+        "The endpoint was deleted.",
+        "endpoint",
+        NOTIFICATIONS,
+        leaves=True,
+        grave=True,
+    ),
+    "test_endpoint": Action(
+        "Test",
+        "A message of type ping is sent to endpoint {endpoint_id}.",
+        "The message is being sent: its delivery shows the result.",
+        "endpoint",
+        NOTIFICATIONS,
+    ),
+    "rotate_endpoint_secret": Action(
+        "New secret",
+        "Endpoint {endpoint_id} gets a new signing secret. For a day messages are signed with the old one as well.",
+        "The secret was replaced.",
+        "endpoint",
+        NOTIFICATIONS,
+        grave=True,
+    ),
+    "redeliver": Action(
+        "Deliver again",
+        "The message of delivery {delivery_id} is sent again, under the same message id.",
+        "The message is being sent again.",
+        "delivery",
+        NOTIFICATIONS,
     ),
     "create_config": Action(
         "New config", "The audit config is created as version 1.", "The config was created.", "", AUDITS

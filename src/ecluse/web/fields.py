@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
@@ -47,6 +47,18 @@ class Field:
     @property
     def step(self) -> str:
         return "1" if self.schema.get("type") == "integer" else "any"
+
+
+def model_of(models: Sequence[type[BaseModel]], given: Texts) -> type[BaseModel] | None:
+    """Return the model of an operation's body; of alternatives, the one whose literal fields have the values in
+    `given`, else the first. None if there is none."""
+    fitting = (one for one in models if all(given.get(name) in values for name, values in _literals(one).items()))
+    return next(fitting, models[0] if models else None)
+
+
+def _literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
+    found = {name: one.annotation for name, one in model.model_fields.items()}
+    return {name: get_args(one) for name, one in found.items() if get_origin(one) is Literal}
 
 
 def in_names_of(model: type[BaseModel], record: Mapping[str, Any]) -> dict[str, Any]:

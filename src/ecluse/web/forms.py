@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_snake
 
 from ecluse.access.door import check_storable, needs
@@ -30,7 +30,7 @@ from ecluse.base.validation import problem
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
 from ecluse.web.authentication import Page, admitted, inside
-from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, texts_of, values_of
+from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, model_of, texts_of, values_of
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
 LOOK = "_look"  # button that reads the preview again with the entered values
@@ -52,6 +52,7 @@ class FormRequest:
     values: dict[str, str]
     back: str
     record: dict[str, Any]  # the record as it is now; empty if the operation acts on none
+    body: type[BaseModel] | None  # model of the operation's body
     current: dict[str, Any] | None  # values of the record by field name, if the form edits them
     preview: dict[str, Any] | None = None
     looks: bool = False  # the preview depends on fields of the form
@@ -173,7 +174,8 @@ async def _form_request(
     record = await read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
     route = _route(request, lambda route: route.name == name)
     edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
-    known = set(declared.body.model_fields) if declared.body else set()
+    body = model_of(declared.bodies, given)
+    known = set(body.model_fields) if body else set()
     looks = known & _parameters(_route(request, lambda route: route.name == preview))
     chosen = {one: given[one] for one in looks if given.get(one)}
     return FormRequest(
@@ -182,7 +184,8 @@ async def _form_request(
         values,
         inside(back, ACTIONS[name].home),
         record or {},
-        in_names_of(declared.body, record) if record and edits and declared.body else None,
+        body,
+        in_names_of(body, record) if record and edits and body else None,
         await _preview(request, declared, values, chosen) if preview else None,
         bool(looks),
     )
@@ -242,7 +245,7 @@ def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
 def _body(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the operation's body from the entered texts as keyword arguments; empty if it takes no body. If a record
     is edited, the body has only the changed fields. Raise ValidationError for invalid texts."""
-    model = asked.declared.body
+    model = asked.body
     if model is None:
         return {}
     entered = values_of(fields_of(model, asked.current, given), given, asked.current)
@@ -264,7 +267,7 @@ def _at_field(asked: FormRequest, message: str) -> dict[str, str]:
     """Return the message as a problem of the field whose name it begins with (`name: …`), else of the form as a whole
     (the empty name)."""
     name, colon, rest = message.partition(": ")
-    known = asked.declared.body.model_fields if asked.declared.body else {}
+    known = asked.body.model_fields if asked.body else {}
     return {name: rest} if colon and name.partition(".")[0] in known else {"": message}
 
 
@@ -275,7 +278,7 @@ def _form(
     status: int = 200,
     problems: dict[str, str] | None = None,
 ) -> Response:
-    model, action = asked.declared.body, ACTIONS[asked.name]
+    model, action = asked.body, ACTIONS[asked.name]
     fields = fields_of(model, asked.current, given) if model else []
     begun = texts_of(fields, asked.current)
     kept = {one: given[one] for one in given if one not in _names(fields, "password")}
