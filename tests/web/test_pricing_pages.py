@@ -167,6 +167,17 @@ def test_a_form_says_what_will_change_and_does_it(operator, reader, pages_dsn, f
     assert kind == {"retry_rule_run": "apply", "roll_back_rule_run": "rollback"}.get(name, "reconcile")
     assert label not in operator.shown(page), "an execution is under way"
 
+    # Until it is over, the execution can be ended, by the form of its run.
+    assert f"End {kind}" in operator.shown(page)
+    assert f"End {kind}" not in reader.shown(page)
+    (ends,) = re.findall(r'href="(/ui/do/end_run/\d+\?back=[^"]*)"', operator.get(page).body.decode())
+    form = operator.get(ends)
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form.body.decode()))
+    ended = operator.post(ends.partition("?")[0], urlencode({**hidden, "reason": "wrong prices"}))
+    assert (ended.status, ended.headers["Location"]) == (303, page)
+    assert fill("SELECT r.ending OR r.ended_at IS NOT NULL FROM runs r JOIN rule_executions e ON e.run_id = r.id"
+                " WHERE e.rule_run_id = %s", run)  # fmt: skip
+
 
 def test_a_preview_is_queued_with_the_hash_of_its_plan_and_another_leads_to_its_page(operator, pages_dsn, fill):
     _, _, preview = made(pages_dsn, name="Queued")

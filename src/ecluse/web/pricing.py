@@ -180,7 +180,7 @@ async def _run(request: Request, run_id: int, part: Part) -> Context:
         "states": STATES.meaning,
         "money": lambda amount: money(amount, run["currency"]),
         "excluded": [(REASONS[code], n) for code, n in ((run["totals"] or {}).get("excluded") or {}).items()],
-        "buttons": _buttons(request, run, bool(open_), bool(shown["mismatches"])),
+        "buttons": _buttons(request, run, open_, bool(shown["mismatches"])),
         "part": part,
         "size": ROWS,
         "busy": bool(open_),
@@ -194,11 +194,13 @@ def _state(run: Row) -> State:
     return State.FAILED if failed else STATES.meaning[run["status"]]
 
 
-def _buttons(request: Request, run: Row, busy: bool, mismatched: bool) -> list[Button]:
-    """Return the buttons for a rule run in its present state. While an execution is under way there are none."""
-    if busy:
-        return []
+def _buttons(request: Request, run: Row, open_: Sequence[Row], mismatched: bool) -> list[Button]:
+    """Return the buttons for a rule run in its present state. While an execution is under way (`open_`), it can only be
+    ended."""
     one, back = {"rule_run_id": run["id"]}, f"{HOME}/runs/{run['id']}"
+    if open_:
+        ends = buttons(request, ("end_run", {"run_id": open_[0]["run_id"]}), back=back)
+        return [button._replace(label=f"End {open_[0]['kind']}") for button in ends]
     failed, applied = run["counts"].get(FAILED, 0), run["counts"].get(APPLIED, 0)
     found: list[Button] = []
     if run["status"] == PREVIEW and run["plan_hash"] and run["counts"]:
