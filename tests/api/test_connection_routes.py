@@ -6,12 +6,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from typing import Any
 
 import psycopg
 import pytest
 
+from ecluse.engine import ROLES
 from ecluse.flows.connections.lanes import BASES
 from ecluse.settings import Settings
 from tests.support.api_server import Client, add_tenant, new_key, serving
@@ -87,6 +89,24 @@ def test_a_connection_is_tested_by_a_call_with_its_key_and_stored(client, sandbo
     assert ask("SELECT action, subject FROM audit_trail WHERE tenant_id = %s", tenant) == [
         ("connection.create", f"connection:{kind}")
     ]
+
+
+def test_the_tenant_of_the_environment_has_connections_of_its_own(dsn, sandbox):
+    """The declared lanes belong to `default`, too: a connection changes neither their caps nor retires them."""
+    declared = "SELECT name, max_in_flight, per_second, retired_at FROM lanes WHERE name = base ORDER BY name"
+    with serving(dsn, roles=ROLES, ECLUSE_ALLOWED_NETWORKS="127.0.0.0/8") as server, closing(Session(dsn)) as session:
+        before = session.ask(declared)
+        assert {name for name, *_ in before} >= {base for bases in BASES.values() for base in bases}
+        client = server.with_key(new_key(dsn))
+        for kind, bases in BASES.items():
+            made = client.post(PATH, new(sandbox, kind, max_in_flight=3))
+            assert made.status == 201, made.json
+            assert client.ask("PATCH", f"{PATH}/{kind}", {"max_in_flight": 4}).status == 200
+            own = "SELECT name, max_in_flight, retired_at IS NULL FROM lanes WHERE base = ANY(%s) AND name <> base"
+            assert sorted(session.ask(own, list(bases))) == sorted((f"{base}/default", 4, True) for base in bases)
+            assert client.ask("DELETE", f"{PATH}/{kind}").status == 200
+            assert sorted(session.ask(own, list(bases))) == sorted((f"{base}/default", 4, False) for base in bases)
+        assert session.ask(declared) == before
 
 
 REFUSED_KEYS = {"crm": "forbidden", "speech": "invalid", "llm": "invalid"}

@@ -20,7 +20,8 @@ BASES: Mapping[Kind, tuple[str, ...]] = {
     "speech": ("elevenlabs",),
     "llm": ("llm",),
 }
-MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) ORDER BY name"
+# Without the declared lanes, which are those of the tenant `default`.
+MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) AND name <> base ORDER BY name"
 
 
 def of_schedule(schedule_id: int) -> str:
