@@ -126,7 +126,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
 
 @SCHEDULE.changes(
     action="update",
-    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED"],
+    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "NO_CONNECTION"],
     answer=ChangedScheduleInFull,
     options=OPTIONS,
 )
@@ -150,7 +150,7 @@ async def delete_schedule(act: Act, schedule_id: ScheduleNumber) -> Row:
     return {"id": schedule_id, "deleted": True}
 
 
-@SCHEDULE.does("enable", refuses=["FLOW_NOT_LOADED"])
+@SCHEDULE.does("enable", refuses=["FLOW_NOT_LOADED", "NO_CONNECTION"])
 async def enable_schedule_of_flow(act: Act, schedule_id: ScheduleNumber) -> Row:
     """Enable a schedule. Due times that passed while it was disabled are not caught up on."""
     return await _switch(act, schedule_id, enabled=True)
@@ -222,7 +222,10 @@ async def _of_caller(act: Act, schedule_id: int) -> tuple[Flow, Row]:
 
 
 async def _switch(act: Act, schedule_id: int, *, enabled: bool) -> Row:
-    flow, _ = await _of_caller(act, schedule_id)
+    flow, row = await _of_caller(act, schedule_id)
+    if enabled and not row["enabled"]:
+        plans = plans_of(flow)
+        await plans.check_enabled(act.connection, act.tenant, await plans.load(act.connection, row))
     await enable_schedule(act.connection, act.tenant, schedule_id, enabled=enabled, flow=flow)
     return await _in_full(act, schedule_id)
 

@@ -273,7 +273,13 @@ async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncItera
         do = f"set ECLUSE_SECRET_KEY_OLD to the key {lost[0].key_id}: without it servers do not start"
         yield Finding("fail", "secrets", says, do)
     elif [row for row in rows if row.key_id != key_ids[0]]:
-        yield Finding("warn", "secrets", says, "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD")
+        yield Finding(
+            "warn",
+            "secrets",
+            says,
+            "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD; if it was run already, the two keys of this "
+            "server are the wrong way round",
+        )
     else:
         yield Finding("ok", "secrets", says or "none stored")
     ((urls,),) = await rows_of(connection, UNSEALED)

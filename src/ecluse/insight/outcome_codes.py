@@ -112,7 +112,10 @@ FAILURES = {
         "The CRM could not be asked for the fiches of any day.", "Check the CRM, then trigger the schedule again."
     ),
     "CRM_UNSUCCESSFUL": Failure("The CRM answered that the request was not successful.", RETRIED),
-    "DETAILS_NOT_FETCHED": Failure("The details of the fiche could not be fetched.", REDRIVE),
+    "DETAILS_NOT_FETCHED": Failure(
+        "The details of the fiche could not be fetched; the reason has the CRM's answer.",
+        f"After 401 or 403, correct the key of the connection first. {REDRIVE}",
+    ),
     "GROUPE": Failure("The groupe of the fiche is not among those selected.", "Nothing, or change the selection."),
     "NO_AUDIT_CONFIGS": Failure("The automation has no active audit config.", "Create or activate one, then redrive."),
     "NO_RECORDINGS": Failure("The fiche has no recordings, and only fiches with some are selected.", "Nothing."),

@@ -49,7 +49,7 @@ async def ask_again(connection: Connection, tenant: str, address: str) -> tuple[
     if not asked and row["confirmed_at"] is None:
         when = (row["asked_at"] + AGAIN_AFTER).isoformat(timespec="seconds")
         raise Conflict(
-            f"{row['address']} was sent a link already; another one can be sent at {when}.", code="ASKED_ALREADY"
+            f"A link was sent to {row['address']} already; another one can be sent at {when}.", code="ASKED_ALREADY"
         )
     return row, asked
 

@@ -37,8 +37,9 @@ async def go_home() -> Response:
 async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002 - its name in the address
     try:
         await admitted(request, "runs.read")
-    except Refused:
-        return render.page(request, "login.html", next=inside(next, HOME), problem=None)
+    except Refused as refused:
+        problem = refused.message if COOKIE in request.cookies else None  # the key of this browser is no good any more
+        return render.page(request, "login.html", next=inside(next, HOME), problem=problem)
     return RedirectResponse(inside(next, HOME), 303)
 
 

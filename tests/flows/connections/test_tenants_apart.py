@@ -30,15 +30,23 @@ def test_an_operator_of_another_tenant_reads_nothing_through_the_server_s_keys(d
     roles = frozenset({"api", "worker", "scheduler"})
     with serving(dsn, roles=roles, **keys, **urls, LLM_MODEL="m", ECLUSE_ALLOWED_NETWORKS="127.0.0.0/8") as client:
         beta = client.with_key(new_key(dsn, tenant="beta"))
+        made = beta.post("/api/automation/schedules", {"name": "off", **MANUAL, "is_active": False})
+        assert made.status == 201, "what is off may wait for its connections"
+        off = made.json["id"]
         refused = [
             beta.post("/api/transcriptions/9010"),
             beta.post("/api/transcriptions/batch", {"fiche_ids": ["9010"]}),
             beta.post("/api/runs", {"flow": "transcription", "input": {"fiche_id": "9010"}}),
             beta.post("/api/automation/schedules", {"name": "nightly", **MANUAL}),
+            beta.post(f"/api/schedules/{off}/enable"),
+            beta.ask("PATCH", f"/api/schedules/{off}", {"enabled": True}),
+            beta.ask("PATCH", f"/api/automation/schedules/{off}", {"is_active": True}),
         ]
         for answer in refused:
             assert (answer.status, answer.code) == (409, "NO_CONNECTION")
-            assert "ecluse connections create" in answer.json["error"]["message"]
+            assert "ecluse connections create KIND --tenant beta" in answer.json["error"]["message"]
+        assert beta.get(f"/api/schedules/{off}").json["enabled"] is False
+        assert beta.ask("PATCH", f"/api/schedules/{off}", {"name": "still off"}).status == 200
         assert beta.get("/api/fiches/9010").code == "NOT_FOUND"
         assert beta.get("/api/runs").json["runs"] == []
         mine = client.with_key(new_key(dsn))

@@ -75,6 +75,10 @@ class Plans:
         the plan is the input of the runs."""
         return {}
 
+    async def check_enabled(self, connection: Connection, tenant_id: str, plan: Any) -> None:
+        """Raise Conflict if a schedule with this plan may not be enabled, because its runs would fail. Not called for
+        changes of a schedule that is enabled already. By default every schedule may."""
+
     async def forget(self, connection: Connection, schedule_id: int) -> None:
         """Delete the data that a deleted schedule no longer needs; by default there is none."""
 
@@ -120,11 +124,14 @@ class Created(NamedTuple):
 
 async def create_planned(connection: Connection, new: NewSchedule, plan: Any) -> Created:
     """Create a schedule with its plan, in one transaction. Raise InvalidInput if a column or the plan is invalid,
-    Conflict if the name is taken."""
+    Conflict if the name is taken or it may not be enabled."""
     plans = plans_of(new.flow)
     async with connection.transaction():
         schedule_id = await create_schedule(connection, replace(new, input=plans.input(plan)))
-        return Created(schedule_id, await plans.save(connection, schedule_id, new, plan, None))
+        once = await plans.save(connection, schedule_id, new, plan, None)
+        if new.enabled:
+            await plans.check_enabled(connection, new.tenant_id, plan)
+        return Created(schedule_id, once)
 
 
 # Takes a schedule's row and its plan; returns the columns to change, and the new plan.
@@ -137,7 +144,7 @@ async def change_planned(
     """Change a schedule and its plan, in one transaction: `changing` gets the schedule's row and its plan, and returns
     the columns to change and the new plan. Return the fields that only this answer shows, such as a new secret. Raise
     NotFound if the tenant has no such schedule, InvalidInput if a column or the plan is invalid, Conflict if the name
-    is taken."""
+    is taken or it may not be enabled."""
     plans = plans_of(flow)
     async with connection.transaction():
         row = await load_schedule(connection, tenant_id, schedule_id, lock=True)
@@ -146,7 +153,10 @@ async def change_planned(
         kept = {name: row[name] for name in TIMETABLE}
         new = NewSchedule(flow, **{**kept, **columns}, input=plans.input(plan), tenant_id=tenant_id)
         await update_schedule(connection, tenant_id, schedule_id, new)
-        return await plans.save(connection, schedule_id, new, plan, known)
+        once = await plans.save(connection, schedule_id, new, plan, known)
+        if new.enabled and not row["enabled"]:
+            await plans.check_enabled(connection, tenant_id, plan)
+        return once
 
 
 async def delete_planned(

@@ -107,11 +107,6 @@ class AutomationPlans(Plans):
         self, connection: Connection, schedule_id: int, new: NewSchedule, plan: Work, known: Plan | None
     ) -> Row:
         await self._check(connection, new.tenant_id, plan, known)
-        if known is None and new.enabled:
-            # Refused here, where a person can act on it: its runs would fail night after night. A schedule that is
-            # there can be changed and disabled all the same.
-            needed = kinds_needed(plan.run_transcription, plan.run_audits)
-            await connections.require(connection, [(new.tenant_id, kind) for kind in needed])
         columns = {"id": schedule_id, **times_of(plan, new.cron), **_columns(plan)}
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
         sets = ", ".join(f"{name} = excluded.{name}" for name in columns)
@@ -130,6 +125,11 @@ class AutomationPlans(Plans):
         if plan.webhook_url is None or await _has_secret(connection, new.tenant_id, schedule_id):
             return {"webhook_secret": None}
         return {"webhook_secret": await _sign(connection, new.tenant_id, schedule_id, self.secrets)}
+
+    async def check_enabled(self, connection: Connection, tenant_id: str, plan: Work) -> None:
+        """Raise Conflict if the tenant lacks a connection that the runs need: they would fail night after night."""
+        needed = kinds_needed(plan.run_transcription, plan.run_audits)
+        await connections.require(connection, [(tenant_id, kind) for kind in needed])
 
     async def forget(self, connection: Connection, schedule_id: int) -> None:
         tenant = await fetch_value(connection, "SELECT tenant_id FROM schedules WHERE id = %s", (schedule_id,))

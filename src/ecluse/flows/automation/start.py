@@ -126,7 +126,7 @@ async def start(
         await load_schedule(connection, tenant, schedule_id, lock=True)
         row = await load(connection, tenant, schedule_id)
         if not row["is_active"]:
-            why = f"Schedule {schedule_id} is switched off: switch it on (is_active)."
+            why = f"Schedule {schedule_id} is disabled: enable it first (`ecluse schedules enable {schedule_id}`)."
             raise Conflict(why, code="SCHEDULE_INACTIVE")
         merged(selection_of(row), override)  # raises InvalidInput
         await connections.require(connection, [(tenant, kind) for kind in kinds_of(row)])

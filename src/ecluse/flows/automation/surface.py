@@ -145,7 +145,7 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.update",
     subject=ABOUT,
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "NO_CONNECTION"),
     command=Command("schedules update automation", options=OPTIONS),
 )
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:

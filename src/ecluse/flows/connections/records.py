@@ -16,7 +16,6 @@ from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
 Kind = Literal["crm", "speech", "llm"]
 KINDS: tuple[Kind, ...] = ("crm", "speech", "llm")
 VENDORS = {"crm": "the CRM", "speech": "speech to text", "llm": "the language model"}
-ADD = "`ecluse connections create KIND --base-url URL --api-key-file FILE` (POST /api/connections)"
 
 CHANGEABLE = ("base_url", "model", "max_in_flight", "per_minute", "api_key_ends")
 LOAD = "SELECT * FROM connections WHERE tenant_id = %s AND kind = %s"
@@ -97,9 +96,12 @@ async def lacking(connection: Connection, tenant: str, environment: Collection[K
 
 def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     """Return the error for a tenant that lacks connections of these kinds; it says how to add them."""
-    named = " and ".join(f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds))
+    *others, last = [f"{VENDORS[kind]} (kind {kind})" for kind in sorted(kinds)]
+    named = f"{', '.join(others)} and {last}" if others else last
+    command = f"`ecluse connections create KIND --tenant {tenant} --base-url URL --api-key-file FILE`"
+    how = f"with {command} (llm: also --model NAME), POST /api/connections or on the page Connections"
     what = "it" if len(kinds) == 1 else "them"
-    return Conflict(f"Tenant {tenant} has no connection to {named}: add {what} with {ADD}.", code="NO_CONNECTION")
+    return Conflict(f"Tenant {tenant} has no connection to {named}: add {what} {how}.", code="NO_CONNECTION")
 
 
 async def load(connection: Connection, tenant: str, kind: Kind) -> Row:

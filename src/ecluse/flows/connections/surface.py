@@ -189,7 +189,7 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
     return row
 
 
-@CONNECTION.deletes(answer=DeletedConnection)
+@CONNECTION.deletes(answer=DeletedConnection, preview="show_connection")
 async def delete_connection(act: Act, kind: KindInPath) -> Row:
     """Delete a connection and its key. Calls that are not sent yet fail with NO_CONNECTION; those of the tenant
     `default` use the server's environment."""
