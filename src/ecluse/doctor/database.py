@@ -277,8 +277,8 @@ async def _secrets(key_ids: Sequence[str], connection: Connection) -> AsyncItera
             "warn",
             "secrets",
             says,
-            "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD; if it was run already, the two keys of this "
-            "server are the wrong way round",
+            "run `ecluse secrets rotate`, then unset ECLUSE_SECRET_KEY_OLD; if that was done already, its two "
+            "keys are the wrong way round",
         )
     else:
         yield Finding("ok", "secrets", says or "none stored")
