@@ -75,7 +75,7 @@ def _secrets(given: Settings) -> list[Finding]:
     automatically."""
     if given.DATABASE_URL is None or given.ECLUSE_SECRET_KEY is not None or given.ECLUSE_SECRET_KEY_FILE is not None:
         return []
-    says = "there is no key to encrypt secrets with: connections, webhooks, API keys of schedules and Pusher apps are refused"
+    says = "no key to encrypt secrets: connections, webhooks, API keys of schedules and Pusher apps are refused"
     do = "set ECLUSE_SECRET_KEY (`openssl rand -base64 32`) or ECLUSE_SECRET_KEY_FILE, the same for every replica"
     return [Finding("warn", "secrets", says, do)]
 
