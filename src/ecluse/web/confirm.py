@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from ecluse.access import audit_trail
 from ecluse.access.envelope import request_id
+from ecluse.access.refusal_log import address_of
 from ecluse.access.wire import reads_of, writes_of
 from ecluse.base.errors import NotFound
 from ecluse.notify import confirmation_tokens
@@ -35,5 +36,6 @@ async def confirm(request: Request) -> Response:
         if asked is None:
             raise NotFound(VOID)
         about = (asked.tenant_id, f"mail:{asked.address}", "address.confirm", f"address:{asked.address}")
-        await audit_trail.record(connection, *about, request_id=request_id(request))
+        entry = audit_trail.Entry(*about, request_id=request_id(request), address=address_of(request))
+        await audit_trail.record_all(connection, [entry])
     return render.page(request, "confirm.html", asked=asked, token=None)

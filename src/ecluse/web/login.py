@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from ecluse.access import door
 from ecluse.access.changes import change
 from ecluse.access.envelope import Refused, note_refusal
+from ecluse.access.refusal_log import address_of
 from ecluse.base.errors import NotFound
 from ecluse.web import render
 from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, inside
@@ -53,7 +54,7 @@ async def log_in(request: Request) -> Response:
     except Refused as refused:
         note_refusal(request, refused)
         return render.page(request, "login.html", refused.status, next=wanted, problem=refused.message)
-    async with change(request, "page.log-in", _from(request)):
+    async with change(request, "page.log-in", f"address:{address_of(request)}"):
         pass  # nothing changes: only the row in the audit trail is stored
     answer = RedirectResponse(wanted, 303)
     secure = request.url.scheme == "https"
@@ -61,15 +62,11 @@ async def log_in(request: Request) -> Response:
     return answer
 
 
-def _from(request: Request) -> str:
-    return f"address:{request.client.host if request.client else 'unknown'}"
-
-
 @routes.post("/ui/logout")
 async def log_out(request: Request) -> Response:
     with suppress(Refused):  # an invalid key is logged out, too
         await admitted(request, "runs.read")
-        async with change(request, "page.log-out", _from(request)):
+        async with change(request, "page.log-out", f"address:{address_of(request)}"):
             pass  # as above
     answer = RedirectResponse(LOGIN, 303)
     answer.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")

@@ -52,6 +52,19 @@ def test_an_agent_enrolled_anew_replaces_the_one_before(world):
     assert claim(new).status == 200
 
 
+def test_enrolments_and_new_credentials_are_in_the_audit_trail(world, shared_dsn):
+    host = world.host()
+    about = {"hostname": "here", "version": "1", "platform": "test"}
+    made = world.api.with_key(None).post("/api/agent/enrol", {"token": world.token(host), **about}).json
+    assert world.api.with_key(made["credential"]).post("/api/agent/rotate").status == 200
+    admin = world.api.with_key(new_key(shared_dsn, "admin"))
+    found = admin.get(f"/api/audit-trail?subject=job_agent:{made['agentId']}").json["entries"]
+    assert [(row["action"], row["actor"], row["address"], row["reason"]) for row in found] == [
+        ("job_agent.rotate", f"agent:{made['agentId']}", "127.0.0.1", None),
+        ("job_agent.enrol", f"agent:{made['agentId']}", "127.0.0.1", f"host {host}"),
+    ]
+
+
 @pytest.mark.req("ENG-102")
 def test_agents_do_nothing_but_execute_and_no_other_role_executes(world, shared_dsn):
     agent = world.credential(world.host())
