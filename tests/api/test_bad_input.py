@@ -14,12 +14,15 @@ from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from ecluse.access.door import Guarded
 from tests.support.api_server import new_key
 from tests.support.metrics import scrape
 from tests.support.waits import wait_for
 
 START = {"flow": "test"}
 DEEP = (100, 200, 300, 900)
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+BEGINNING = "/api/fiches?q=a%00b"  # the beginning of an id, which no id has
 
 
 @pytest.mark.parametrize(
@@ -266,6 +269,25 @@ def test_a_nul_byte_in_a_path_names_nothing(shared_api, method, path):
     assert (answer.status, answer.code) == (404, "NOT_FOUND")
 
 
+def test_a_nul_byte_in_any_parameter_of_any_route_is_the_callers_mistake(shared_api, shared_dsn):
+    """In turn in each parameter of the path, and in each of the query that takes text."""
+    admin, asked, unexpected = shared_api.with_key(new_key(shared_dsn, "admin")), 0, []
+    for route in (one for one in shared_api.app.routes if isinstance(one, Guarded)):
+        (method,) = route.methods
+        names = PARAMETER.findall(route.path)
+        paths = [PARAMETER.sub(lambda at, nul=nul: "%00" if at[1] == nul else "1", route.path) for nul in names]
+        if method == "GET":
+            plain = PARAMETER.sub("1", route.path)
+            paths += [f"{plain}?{one.alias}=a%00b" for one in route.dependant.query_params]
+        for path in paths:
+            answer = admin.ask(method, path, None if method == "GET" else {})
+            asked += 1
+            if not 400 <= answer.status < 500 and path != BEGINNING:
+                unexpected.append((method, path, answer.status))
+    assert unexpected == []
+    assert asked > 300
+
+
 def test_a_nul_byte_in_the_address_of_a_socket_is_refused(shared_api):
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://127.0.0.1:{shared_api.port}/app/%00?protocol=7")
@@ -273,10 +295,11 @@ def test_a_nul_byte_in_the_address_of_a_socket_is_refused(shared_api):
 
 
 @pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "undefined", "utf-8"])
-def test_a_log_in_that_is_not_urlencoded_is_refused(shared_api, charset):
+@pytest.mark.parametrize("path", ["/ui/login", "/ui/confirm"])
+def test_a_form_that_is_not_urlencoded_is_refused(shared_api, path, charset):
     parts = f'--x\r\nContent-Disposition: form-data; name="key"; charset={charset}\r\n\r\n+2AA-\\ud800\r\n--x--\r\n'
     sent = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
-    answer = shared_api.ask("POST", "/ui/login", raw=parts.encode(), headers=sent)
+    answer = shared_api.ask("POST", path, raw=parts.encode(), headers=sent)
     assert answer.status == 415
     assert b"application/x-www-form-urlencoded" in answer.body
 

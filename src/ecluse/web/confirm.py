@@ -13,7 +13,7 @@ from ecluse.base.errors import NotFound
 from ecluse.notify import confirmation_tokens
 from ecluse.notify.confirmation_tokens import PATH
 from ecluse.web import render
-from ecluse.web.authentication import Page
+from ecluse.web.authentication import Page, entered_in
 
 VOID = "This link was used already, was replaced by a newer one, or has expired. Ask its sender for another one."
 
@@ -30,7 +30,7 @@ async def show_request(request: Request, token: str = "") -> Response:
 
 @routes.post(PATH)
 async def confirm(request: Request) -> Response:
-    token = str((await request.form()).get("token", ""))
+    token = str((await entered_in(request)).get("token", ""))
     async with writes_of(request).pool.connection() as connection, connection.transaction():
         asked = await confirmation_tokens.confirm(connection, token)
         if asked is None:

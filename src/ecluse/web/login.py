@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
-from starlette.exceptions import HTTPException
 
 from ecluse.access import door
 from ecluse.access.changes import change
@@ -19,7 +18,7 @@ from ecluse.access.envelope import Refused, note_refusal
 from ecluse.access.refusal_log import address_of
 from ecluse.base.errors import NotFound
 from ecluse.web import render
-from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, inside
+from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, entered_in, inside
 from ecluse.web.files import FILES, PATH, VERSION
 
 HOME = "/ui/runs"
@@ -45,9 +44,7 @@ async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002
 
 @routes.post(LOGIN)
 async def log_in(request: Request) -> Response:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != door.FORM:
-        raise HTTPException(415, f"Send the form as {door.FORM}.")  # multipart has charsets that cannot be stored
-    form = await request.form()
+    form = await entered_in(request)
     key, wanted = str(form.get("key", "")).strip(), inside(str(form.get("next", "")), HOME)
     try:
         await door.admit(request, key, "runs.read")
