@@ -314,6 +314,30 @@ def test_a_client_that_hangs_up_is_no_error(api):
     assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
 
 
+ROWS = """
+INSERT INTO outcomes (run_id, target, reason) SELECT 1, n::text, repeat('x', 1000) FROM generate_series(1, 30000) n
+"""
+ENTRIES = """
+INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason)
+SELECT 'default', now(), 'cli:ann', 'x.y', 'n:' || n, repeat('x', 1000) FROM generate_series(1, 30000) n
+"""
+
+
+@pytest.mark.parametrize("path", ["/api/audit-trail/export", "/api/runs/1/outcomes.csv"])
+def test_a_client_that_hangs_up_during_an_export_breaks_no_connection(api, dsn, query, caplog, path):
+    api.post("/api/runs", {"flow": "test"})
+    query(ROWS)
+    query(ENTRIES)
+    head = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {new_key(dsn, 'admin')}\r\n\r\n"
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", api.port)) as one:
+            one.sendall(head.encode())
+            one.recv(1_000)
+    wait_for(lambda: query("SELECT count(*) FROM pg_stat_activity WHERE state = 'active'") == [(1,)])
+    assert api.get("/api/me").status == 200
+    assert [line.getMessage() for line in caplog.records if line.name.startswith("psycopg")] == []
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/api/x", 404), ("PUT", "/api/runs?limit=1", 405)])
 def test_an_unknown_route_is_named(shared_api, method, path, status):
     answer = shared_api.ask(method, path)

@@ -84,4 +84,4 @@ def _expected(row: Row) -> str | None:
 
 
 async def _page(reads: Reads, tenant: str, run_id: int, after: str | None) -> list[Row]:
-    return await reads(lambda c: run_queries.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))
+    return await reads.to_the_end(lambda c: run_queries.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))

@@ -134,4 +134,4 @@ async def _exported(request: Request, given: Row, form: str, page: Row) -> Async
 
 async def _page(request: Request, given: Row, cursor: str | None) -> Row:
     caller = caller_of(request)
-    return await reads_of(request)(lambda c: read_page(c, caller, TRAIL, given, limit=PAGE, cursor=cursor))
+    return await reads_of(request).to_the_end(lambda c: read_page(c, caller, TRAIL, given, limit=PAGE, cursor=cursor))
