@@ -14,12 +14,15 @@ from structlog.testing import capture_logs
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from ecluse.access.door import Guarded
 from tests.support.api_server import new_key
 from tests.support.metrics import scrape
 from tests.support.waits import wait_for
 
 START = {"flow": "test"}
 DEEP = (100, 200, 300, 900)
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+BEGINNING = "/api/fiches?q=a%00b"  # the beginning of an id, which no id has
 
 
 @pytest.mark.parametrize(
@@ -266,6 +269,25 @@ def test_a_nul_byte_in_a_path_names_nothing(shared_api, method, path):
     assert (answer.status, answer.code) == (404, "NOT_FOUND")
 
 
+def test_a_nul_byte_in_any_parameter_of_any_route_is_the_callers_mistake(shared_api, shared_dsn):
+    """In turn in each parameter of the path, and in each of the query that takes text."""
+    admin, asked, unexpected = shared_api.with_key(new_key(shared_dsn, "admin")), 0, []
+    for route in (one for one in shared_api.app.routes if isinstance(one, Guarded)):
+        (method,) = route.methods
+        names = PARAMETER.findall(route.path)
+        paths = [PARAMETER.sub(lambda at, nul=nul: "%00" if at[1] == nul else "1", route.path) for nul in names]
+        if method == "GET":
+            plain = PARAMETER.sub("1", route.path)
+            paths += [f"{plain}?{one.alias}=a%00b" for one in route.dependant.query_params]
+        for path in paths:
+            answer = admin.ask(method, path, None if method == "GET" else {})
+            asked += 1
+            if not 400 <= answer.status < 500 and path != BEGINNING:
+                unexpected.append((method, path, answer.status))
+    assert unexpected == []
+    assert asked > 300
+
+
 def test_a_nul_byte_in_the_address_of_a_socket_is_refused(shared_api):
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://127.0.0.1:{shared_api.port}/app/%00?protocol=7")
@@ -273,10 +295,11 @@ def test_a_nul_byte_in_the_address_of_a_socket_is_refused(shared_api):
 
 
 @pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "undefined", "utf-8"])
-def test_a_log_in_that_is_not_urlencoded_is_refused(shared_api, charset):
+@pytest.mark.parametrize("path", ["/ui/login", "/ui/confirm"])
+def test_a_form_that_is_not_urlencoded_is_refused(shared_api, path, charset):
     parts = f'--x\r\nContent-Disposition: form-data; name="key"; charset={charset}\r\n\r\n+2AA-\\ud800\r\n--x--\r\n'
     sent = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
-    answer = shared_api.ask("POST", "/ui/login", raw=parts.encode(), headers=sent)
+    answer = shared_api.ask("POST", path, raw=parts.encode(), headers=sent)
     assert answer.status == 415
     assert b"application/x-www-form-urlencoded" in answer.body
 
@@ -289,6 +312,30 @@ def test_a_client_that_hangs_up_is_no_error(api):
             one.sendall(head + b"Content-Length: 100\r\n\r\nkey=ecl_")
         wait_for(lambda: scrape(api).get(gone[0], {}).get(gone[1]))
     assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
+
+
+ROWS = """
+INSERT INTO outcomes (run_id, target, reason) SELECT 1, n::text, repeat('x', 1000) FROM generate_series(1, 30000) n
+"""
+ENTRIES = """
+INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason)
+SELECT 'default', now(), 'cli:ann', 'x.y', 'n:' || n, repeat('x', 1000) FROM generate_series(1, 30000) n
+"""
+
+
+@pytest.mark.parametrize("path", ["/api/audit-trail/export", "/api/runs/1/outcomes.csv"])
+def test_a_client_that_hangs_up_during_an_export_breaks_no_connection(api, dsn, query, caplog, path):
+    api.post("/api/runs", {"flow": "test"})
+    query(ROWS)
+    query(ENTRIES)
+    head = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {new_key(dsn, 'admin')}\r\n\r\n"
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", api.port)) as one:
+            one.sendall(head.encode())
+            one.recv(1_000)
+    wait_for(lambda: query("SELECT count(*) FROM pg_stat_activity WHERE state = 'active'") == [(1,)])
+    assert api.get("/api/me").status == 200
+    assert [line.getMessage() for line in caplog.records if line.name.startswith("psycopg")] == []
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/api/x", 404), ("PUT", "/api/runs?limit=1", 405)])

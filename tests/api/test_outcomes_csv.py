@@ -57,6 +57,9 @@ def test_every_outcome_is_exported_once_in_order_over_all_pages(api, query):
     assert tuple(header) == COLUMNS
     assert sorted(row[0] for row in rows) == sorted(map(cell, targets))
     assert ["t05", "failed", "BAD", "'=HYPERLINK(1)", "false", "", ""] in rows
+    assert query("SELECT actor, subject, address FROM audit_trail WHERE action = 'run.export'") == [
+        ("key:1", f"run:{run_id}", "127.0.0.1")
+    ]
     assert ["t06", "", "", "", "false", "", ""] in rows
     assert answer.body.count(b"\r\n") >= len(targets) + 1
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import ecluse
 from ecluse.access.refusal_log import MOST, Refusals
 from ecluse.api.trail import EVENTS, TRAIL
 from ecluse.db.connect import pool
@@ -42,11 +45,12 @@ def test_who_did_what_and_why_is_found(admin, api, dsn, query):
         ("run.end", f"run:{run_id}", "enough"),
         ("run.start", f"run:{run_id}", None),
     ]
-    assert page.entries[1].actor_name == "a test"
+    assert [(row.actor_name, row.address) for row in page.entries[:2]] == [(None, None), ("a test", "127.0.0.1")]
     for filters, actions in {
         f"actor={page.entries[1].actor}": ["run.end", "run.start"],
         "action=retention.prune": ["retention.prune"],
         f"subject=run:{run_id}": ["run.end", "run.start"],
+        "address=127.0.0.1": ["run.end", "run.start"],
         "until=2020-01-02": ["retention.prune"],
         "since=2020-01-02": ["run.end", "run.start"],
         "action=nothing": [],
@@ -75,6 +79,14 @@ def test_who_started_what_is_recorded_once(admin, api, query):
     assert [str(row[0]) for row in query("SELECT id FROM runs WHERE correlation_id = 'lot-1' ORDER BY id")] == started
 
 
+def test_every_operation_is_recorded_but_these():
+    unrecorded = re.compile(r"action=None.*?async def (\w+)", re.DOTALL)
+    found = [name for path in Path(ecluse.__path__[0]).rglob("*.py") for name in unrecorded.findall(path.read_text())]
+    recorded_by_themselves = {"erase_fiche", "erase_company", "end_run", "rotate_credential"}
+    work_of_agents = {"renew_lease", "append_log", "report_result"}
+    assert set(found) == recorded_by_themselves | work_of_agents | {"preview_timetable"}
+
+
 def refusals(admin, query):
     """The rows of refusals once all are written."""
 
@@ -86,21 +98,26 @@ def refusals(admin, query):
 
 
 def test_refusals_are_one_row_per_minute_and_actor(admin, api, query):
-    stranger = api.with_key("ecl_" + "x" * 43)
+    stranger, agent = api.with_key("ecl_" + "x" * 43), api.with_key("ecl_agent_" + "x" * 43)
+    token = {"token": "ecl_enrol_x", "hostname": "h", "version": "1", "platform": "p"}
+    waiting = {"max": 0, "waitSeconds": 0, "types": [], "version": "1", "claimKey": "0" * 32}
     viewer = api.with_key(admin.post("/api/keys", {"name": "v", "role": "viewer"}).json["key"])
     for _ in range(20):
         assert stranger.get("/api/me").status == 401
-        assert stranger.get("/api/runs/1").status == 401
+        assert stranger.post("/api/agent/enrol", token).code == "ENROLMENT_REFUSED"
+        assert agent.post("/api/agent/jobs/claim", waiting).code == "CREDENTIAL_REVOKED"
         assert viewer.post("/api/runs", {"flow": "test"}).status == 403
     assert api.with_key(None).get("/api/me").status == 401, "no key: not counted"
-    wait_for(lambda: sum(row["times"] for row in refusals(admin, query)) == 60)
+    wait_for(lambda: sum(row["times"] for row in refusals(admin, query)) == 80)
     rows = {(row["action"], row["actor"]): row for row in refusals(admin, query)}
     me = viewer.get("/api/me").json["key_id"]
     assert {one: row["subject"] for one, row in rows.items()} == {
         ("credentials.invalid", "address:127.0.0.1"): "key",
         ("request.refused", f"key:{me}"): "POST /api/runs",
     }
-    assert "runs.write" in rows["request.refused", f"key:{me}"]["reason"]
+    refused = rows["request.refused", f"key:{me}"]
+    assert "runs.write" in refused["reason"]
+    assert refused["address"] == "127.0.0.1"
     assert len(query("SELECT 1 FROM audit_trail WHERE times IS NOT NULL")) <= 4, "at most two minutes, of two kinds"
     assert "xxxx" not in str(query("TABLE audit_trail"))
 
@@ -111,7 +128,7 @@ async def test_many_strangers_cannot_fill_the_disk(dsn, query):
         for n in range(3 * MOST):
             counted.invalid_credentials(f"2001:db8:0:{n:x}::1")
             counted.invalid_credentials(f"2001:db8:0:{n:x}::2")
-        counted.forbidden("default", "key:1", "POST /api/runs", "no")
+        counted.forbidden("default", "key:1", "POST /api/runs", "no", "127.0.0.1")
         await counted.settle()
     rows = query("SELECT actor, times FROM audit_trail WHERE action = 'credentials.invalid'")
     assert len(rows) == MOST + 1
@@ -140,6 +157,12 @@ def test_the_trail_is_exported_whole_as_csv_and_as_lines_of_json(admin, api, que
     for wrong in ("format=xlsx", "since=soon", "who=ann"):
         assert admin.get(f"/api/audit-trail/export?{wrong}").status == 422
     assert api.get("/api/audit-trail/export").status == 403
+    exports = admin.get("/api/audit-trail?action=trail.export").json["entries"]
+    assert [(row["subject"], row["reason"]) for row in reversed(exports)] == [
+        ("trail", "action=x.y"),
+        ("trail", "format=ndjson&actor=cli:ann"),
+        ("trail", "format=ndjson&action=nothing"),
+    ]
 
 
 def test_events_are_listed_with_their_state(admin, dsn, query):

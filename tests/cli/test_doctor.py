@@ -89,7 +89,7 @@ def test_a_host_without_a_database_is_left_without_one(bare, tmp_path):
 
 def test_a_database_of_ones_own_without_a_key_for_secrets_is_named(doctor, tmp_path):
     _, found = doctor()
-    assert "no key to encrypt secrets with" in found["secrets", "warn"]
+    assert "no key to encrypt secrets" in found["secrets", "warn"]
     (tmp_path / "key").write_text(KEY)
     for key in ({"ECLUSE_SECRET_KEY": KEY}, {"ECLUSE_SECRET_KEY_FILE": str(tmp_path / "key")}):
         found = doctor(**key)[1]

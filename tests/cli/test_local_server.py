@@ -68,6 +68,13 @@ def test_a_command_waits_for_the_server_that_is_starting_on_this_host_and_needs_
     first = written(host)
     assert first["servers"] == [{"pid": server.process.pid, "url": f"http://127.0.0.1:{server.port}/"}]
 
+    with psycopg.connect(dsn) as connection:
+        made = (
+            "SELECT t.actor, k.name FROM audit_trail t JOIN api_keys k ON t.subject = 'key:' || k.id"
+            " ORDER BY t.id DESC LIMIT 1"
+        )
+        assert connection.execute(made).fetchone() == ("server", "local")
+
     replica = servers(**host)
     replica.wait_until_ready()
     second = written(host)

@@ -13,6 +13,7 @@ import sys
 import threading
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from ecluse.cli.catalogue import packaged
@@ -342,3 +343,21 @@ def test_a_followed_preview_that_failed_ends_with_the_reason(operator, dsn, caps
     declared = next(one for one in packaged() if one["name"] == "pricing runs preview")["result"]
     show_result(client, declared, str(run))
     assert capsys.readouterr().err == "stopped reason: the preview failed (refused)\n"
+
+
+def test_text_of_vendors_controls_no_terminal_and_reaches_files_unchanged(operator, at_terminal, dsn):
+    nasty = "a\x1b[2J\x9b2J\u202e\nb\u2028c"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason)"
+            " VALUES ('default', now(), 'cli:ann', 'x.nasty', 'n', %s)",
+            (nasty,),
+        )
+    for words in (("export",), ("export", "--format", "ndjson"), ("--json",), ()):
+        code, shown = at_terminal("trail", *words, "--action", "x.nasty", NO_COLOR="1")
+        assert (code, "x.nasty" in shown) == (0, True), shown
+        assert shown.replace("\n", "").isprintable(), words
+    for form in ("csv", "ndjson"):
+        (row,) = operator.done("trail", "export", "--format", form, "--action", "x.nasty")["rows"]
+        assert row["reason"] == nasty
+    assert nasty in operator("trail", "export", "--action", "x.nasty").out

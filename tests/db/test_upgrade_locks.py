@@ -36,6 +36,11 @@ WORK = [
     "SELECT count(*) FROM outcomes WHERE run_id = 1 AND target = '1'",
     "INSERT INTO outcomes (run_id, target) VALUES (1, 'x' || clock_timestamp())",
 ]
+ALL_FILES = """
+SELECT relname, pg_relation_filenode(oid) FROM pg_class
+WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
+"""
+SMALL = {"lanes", "automation_settings"}  # some thousand rows at most
 FILES = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname = ANY(%s)"
 
 
@@ -90,6 +95,19 @@ def test_an_upgrade_rewrites_no_hot_table_and_locks_none_for_long(empty_dsn, row
             0,
         )
     assert worker.longest[0] <= 1, worker.longest
+
+
+def test_no_revision_rewrites_a_table_of_the_ones_before(empty_dsn):
+    """Also tables that came after the first revision. An empty table gets another file, too, when it is rewritten."""
+    scripts = ScriptDirectory.from_config(revisions.config_for(None)).walk_revisions()
+    rewritten = []
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        for one in reversed(list(scripts)):
+            before = dict(connection.execute(ALL_FILES).fetchall())
+            upgrade_to(empty_dsn, one.revision)
+            after = dict(connection.execute(ALL_FILES).fetchall())
+            rewritten += [name for name in before.keys() & after.keys() if before[name] != after[name]]
+    assert set(rewritten) == SMALL
 
 
 def test_an_upgrade_that_waits_for_a_lock_lets_others_pass(empty_dsn):

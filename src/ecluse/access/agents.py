@@ -39,7 +39,7 @@ agent AS (
     SELECT %(agent)s, token.tenant_id, token.host_id, %(hostname)s, %(platform)s, %(version)s, %(credential)s,
         ecluse_now(), ecluse_now() FROM token, (SELECT count(*) FROM replaced) AS first RETURNING id, host_id)
 UPDATE enrolment_tokens t SET used_at = ecluse_now(), agent_id = agent.id FROM agent
-WHERE t.token_hash = %(token)s RETURNING agent.id, agent.host_id
+WHERE t.token_hash = %(token)s RETURNING agent.id, t.tenant_id AS tenant, agent.host_id
 """  # noqa: S608 - our own words
 ROTATE = """
 UPDATE job_agents SET former_credential_hash = %s, credential_hash = %s, rotated_at = ecluse_now()
@@ -55,6 +55,7 @@ class Enrolled(NamedTuple):
     """An enrolled agent and its host."""
 
     id: str
+    tenant: str
     host_id: str
 
 

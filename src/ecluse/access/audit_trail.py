@@ -14,16 +14,16 @@ KEPT = Aged("audit trail", "audit_trail", "t.at")
 
 
 INSERT = """
-INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id)
-SELECT tenant, ecluse_now(), actor, action, subject, reason, request_id
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
-    AS e(tenant, actor, action, subject, reason, request_id)
+INSERT INTO audit_trail (tenant_id, at, actor, action, subject, reason, request_id, address)
+SELECT tenant, ecluse_now(), actor, action, subject, reason, request_id, address
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+    AS e(tenant, actor, action, subject, reason, request_id, address)
 """
 
 
 class Entry(NamedTuple):
     """A row of the audit trail. `actor` is `key:<id>` or `agent:<id>` over HTTP and `cli:<user>` on the command line;
-    `action` is noun.verb."""
+    `action` is noun.verb; `address` is that of the client, over HTTP."""
 
     tenant: str
     actor: str
@@ -31,19 +31,7 @@ class Entry(NamedTuple):
     subject: str
     reason: str | None = None
     request_id: str | None = None
-
-
-async def record(
-    connection: Connection,
-    tenant: str,
-    actor: str,
-    action: str,
-    subject: str,
-    reason: str | None = None,
-    request_id: str | None = None,
-) -> None:
-    """Write one row of the audit trail, in the caller's transaction. A subject or reason that is too long is cut."""
-    await record_all(connection, [Entry(tenant, actor, action, subject, reason, request_id)])
+    address: str | None = None
 
 
 async def record_all(connection: Connection, entries: Sequence[Entry]) -> None:

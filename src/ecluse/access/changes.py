@@ -12,6 +12,7 @@ from ecluse.access import audit_trail
 from ecluse.access.audit_trail import Entry
 from ecluse.access.door import caller_of
 from ecluse.access.envelope import request_id
+from ecluse.access.refusal_log import address_of
 from ecluse.access.wire import writes_of
 from ecluse.db.connect import Connection
 
@@ -36,7 +37,7 @@ class Change(NamedTuple):
     @property
     def entry(self) -> Entry:
         caller = caller_of(self.request)
-        return Entry(caller.tenant, caller.actor, *self[1:], request_id=request_id(self.request))
+        return Entry(caller.tenant, caller.actor, *self[1:], request_id(self.request), address_of(self.request))
 
 
 async def record(

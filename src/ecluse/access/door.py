@@ -163,9 +163,9 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None and permission == EXECUTE:
-        raise Refused(401, "CREDENTIAL_REVOKED", UNKNOWN_AGENT, ASK)
+        raise BadCredentials(401, "CREDENTIAL_REVOKED", UNKNOWN_AGENT, ASK)
     if caller is None:
-        raise BadCredentials(UNKNOWN, ASK)
+        raise BadCredentials(401, "UNAUTHENTICATED", UNKNOWN, ASK)
     request.state.caller = caller
     if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
         request.state.caller = caller = await _acting_for(request, caller, tenant)

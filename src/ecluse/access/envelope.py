@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ecluse.access.error_codes import REFUSALS
+from ecluse.access.refusal_log import address_of
 from ecluse.base.errors import Conflict, EcluseError, ForbiddenTransition, InvalidInput, NotFound
 from ecluse.base.validation import as_sent, problem, respelled, where
 from ecluse.db.outage import is_unavailable, one_line
@@ -118,10 +119,7 @@ class Refused(EcluseError):
 
 
 class BadCredentials(Refused):
-    """Raised if the key or signature of a request is not valid: status 401, counted in the audit trail."""
-
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(401, "UNAUTHENTICATED", message, headers)
+    """Raised if the key, token or signature of a request is not valid: status 401, counted in the audit trail."""
 
 
 def install(app: FastAPI, answered: Answered) -> None:
@@ -327,10 +325,11 @@ def note_refusal(request: Request, error: Exception) -> None:
     """Count the error for the audit trail if it refuses the credentials (BadCredentials) or a known caller (Refused
     with status 403). Other errors are not counted."""
     if isinstance(error, BadCredentials):
-        request.app.state.refusals.invalid_credentials(request.client.host if request.client else "unknown")
+        request.app.state.refusals.invalid_credentials(address_of(request))
     elif isinstance(error, Refused) and error.status == 403 and hasattr(request.state, "caller"):
         caller, route = request.state.caller, getattr(request.scope.get("route"), "path", "")
-        request.app.state.refusals.forbidden(caller.tenant, caller.actor, f"{request.method} {route}", error.message)
+        about = (caller.tenant, caller.actor, f"{request.method} {route}")
+        request.app.state.refusals.forbidden(*about, error.message, address_of(request))
 
 
 def _sent(request: Request) -> Any:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_value
+from ecluse.db.query import fetch_row, fetch_value
 from ecluse.db.shares import Shares
 
 KNOB = "ECLUSE_LIMIT_"  # and the name of the limit in capitals
@@ -36,6 +36,7 @@ COUNTED = {
     "pricing_rules": "SELECT count(*) FROM pricing_rules WHERE tenant_id = %s AND deleted_at IS NULL",
     "rule_runs": "SELECT count(*) FROM rule_runs WHERE tenant_id = %s",
 }
+ALL_COUNTS = f"SELECT {', '.join(f'({statement})' for statement in COUNTED.values())}"
 # Concurrent transactions of a tenant check a count one after the other.
 LOCK = "SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE"
 
@@ -165,10 +166,10 @@ class Limiter:
             found.append(LimitUse(name, most, math.ceil(level / unit), resets))
         for name, whose, most in self._whose(caller, "page_streams"):
             found.append(LimitUse(name, most, self._streams[name, whose]))
-        for name, statement in COUNTED.items():
-            count = await fetch_value(connection, statement, (caller.tenant,))
-            found.append(LimitUse(name, getattr(self.allowed, name), count))
-        return found
+        counts = await fetch_row(connection, ALL_COUNTS, (caller.tenant,) * len(COUNTED)) or ()
+        return found + [
+            LimitUse(name, getattr(self.allowed, name), count) for name, count in zip(COUNTED, counts, strict=True)
+        ]
 
     def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
         """Yield name, owner and value of the limit on `what`, first of the caller's key, then of its tenant."""

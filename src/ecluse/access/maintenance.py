@@ -191,7 +191,8 @@ async def _do(
         return
     async with connection.transaction():
         await connection.execute("DELETE FROM maintenance WHERE what = %s AND subject = %s", asked[:2])
-        await audit_trail.record(connection, tenant, asked.asked_by, action, subject, in_words(done))
+        entry = audit_trail.Entry(tenant, asked.asked_by, action, subject, in_words(done))
+        await audit_trail.record_all(connection, [entry])
     log.info("maintenance: done", what=asked.what, subject=asked.subject, rows=done.total())
 
 

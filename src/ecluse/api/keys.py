@@ -19,6 +19,7 @@ from ecluse.base.errors import Conflict
 from ecluse.base.validation import form
 from ecluse.db.query import Row, fetch_one, fetch_value
 from ecluse.engine.work.completion import end_all_by_operator
+from ecluse.flows.jobs.states import cancel_all
 
 surface = Surface("access")
 
@@ -83,18 +84,20 @@ class NewTenant(Body):
 
 
 class DisableTenant(Reason):
-    stop: bool = Field(False, description="Also end its open runs, as an operator does: they are cancelled.")
+    stop: bool = Field(False, description="Also end its open runs and jobs, as an operator does: they are cancelled.")
 
 
 class DisablePreview(Shape):
     id: str = Field(examples=["acme"])
     disabled_at: datetime | None
     open_runs: int = Field(description="Runs that go on, or are cancelled with `stop`.")
+    open_jobs: int = Field(description="Jobs that wait or that agents execute; `stop` cancels them.")
     calls_in_flight: int = Field(description="Calls in flight; paid ones finish, and their results are stored.")
 
 
 class DisabledTenant(TenantRow):
     ended_runs: int = Field(description="Runs that `stop` has ended.")
+    ended_jobs: int = Field(description="Jobs that `stop` has cancelled; agents stop theirs within a lease.")
     open_runs: int = Field(description="Runs that go on.")
 
 
@@ -128,6 +131,7 @@ calls AS (  -- a claim without a lane holds items of another claim's calls
     SELECT sum(c.in_flight) AS count FROM claims c JOIN open ON open.id = c.run_id
     WHERE c.in_flight > 0 AND c.lane_id IS NOT NULL)
 SELECT id, disabled_at, (SELECT count(*) FROM open)::int AS open_runs,
+       (SELECT count(*)::int FROM jobs WHERE tenant_id = %(tenant)s AND ended_at IS NULL) AS open_jobs,
        coalesce((SELECT count FROM calls), 0)::int AS calls_in_flight
 FROM tenants WHERE id = %(tenant)s
 """
@@ -217,8 +221,8 @@ async def create_tenant(act: Act, body: NewTenant) -> Row:
 
 @surface.read("/api/tenants/{tenant}/disable", needs="tenants.read", answer=DisablePreview)
 async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
-    """Preview the disabling of a tenant: the number of its open runs, which `stop` would end, and of its calls in
-    flight. Nothing is changed."""
+    """Preview the disabling of a tenant: the number of its open runs and jobs, which `stop` would end, and of its
+    calls in flight. Nothing is changed."""
     administrators_only(look)
     await tenants.require(look.connection, tenant)
     return await fetch_one(look.connection, dict, DISABLING, {"tenant": tenant}) or {}
@@ -235,21 +239,22 @@ async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
     command=Command("tenants disable", preview="preview_disable_of_tenant"),
 )
 async def disable_tenant(act: Act, tenant: str, body: DisableTenant) -> Row:
-    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they are
-    cancelled, in the name of the caller's key and with this reason."""
+    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they and
+    its jobs are cancelled, in the name of the caller's key and with this reason."""
     administrators_only(act)
     if tenant == act.tenant:
         raise Conflict(
             f"Tenant {tenant} cannot be disabled: the key of this request belongs to it, and would be refused."
         )
     changed = await tenants.set_disabled(act.connection, tenant, True)
-    ended = 0
+    ended, jobs = 0, 0
     if body.stop:
+        jobs = await cancel_all(act.connection, tenant, act.caller.name)
         ended = await end_all_by_operator(act.connection, act.kit.by_name, tenant, body.reason, by=act.caller.name)
-    if not changed and not ended:
+    if not changed and not ended and not jobs:
         act.changes_nothing()
     left = await fetch_value(act.connection, OPEN_RUNS, (tenant,))
-    return {**await _tenant(act, tenant), "ended_runs": ended, "open_runs": left}
+    return {**await _tenant(act, tenant), "ended_runs": ended, "ended_jobs": jobs, "open_runs": left}
 
 
 @surface.operation(

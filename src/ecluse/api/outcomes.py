@@ -16,6 +16,7 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from ecluse.access import door
+from ecluse.access.changes import change
 from ecluse.access.door import caller_of, needs
 from ecluse.access.wire import number, reads_of
 from ecluse.db.query import Row
@@ -59,6 +60,8 @@ async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
     tenant, wanted, reads = caller_of(request).tenant, number("run", run_id), reads_of(request)
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))
+    async with change(request, "run.export", f"run:{wanted}"):
+        pass  # nothing changes: only the row in the audit trail is stored
     return StreamingResponse(
         _all(reads, tenant, wanted, first, unverified),
         media_type="text/csv; charset=utf-8; header=present",
@@ -81,4 +84,4 @@ def _expected(row: Row) -> str | None:
 
 
 async def _page(reads: Reads, tenant: str, run_id: int, after: str | None) -> list[Row]:
-    return await reads(lambda c: run_queries.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))
+    return await reads.to_the_end(lambda c: run_queries.list_outcomes(c, tenant, run_id, after=after, limit=PAGE))

@@ -99,13 +99,12 @@ async def _signed(request: Request, app_id: str) -> App:
         raise Refused(403, "REALTIME_OFF", NO_KEY)
     app = await realtime.apps.with_id(writes_of(request).pool, wanted)
     if app is None:
-        raise BadCredentials(
-            "The request is not signed by this app: there is no app with this id, or auth_key is wrong."
-        )
+        why = "there is no app with this id, or auth_key is wrong"
+        raise BadCredentials(401, "UNAUTHENTICATED", f"The request is not signed by this app: {why}.")
     signed = (request.method, request.url.path, request.query_params.multi_items(), await request.body())
     now = kit_of(request).clock.now().timestamp()
     if (wrong := wrong_with(app.key, app.secret, *signed, now)) is not None:
-        raise BadCredentials(f"The request is not signed by this app: {wrong}.")
+        raise BadCredentials(401, "UNAUTHENTICATED", f"The request is not signed by this app: {wrong}.")
     if app.disabled:
         raise Refused(403, "TENANT_DISABLED", f"Tenant {app.tenant!r} is disabled.")
     if (why_off := realtime.why_no_sockets(app.tenant)) is not None:

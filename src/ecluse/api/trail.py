@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
+from ecluse.access.changes import change
 from ecluse.access.commands import Command
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Filters, Listing, Where, read_page
@@ -29,7 +30,8 @@ class TrailRow(Shape):
     id: Id
     at: datetime
     actor: str = Field(
-        description="`key:<id>` over HTTP, `cli:<user>` on the command line, `address:<…>` of invalid credentials.",
+        description="`key:<id>` and `agent:<id>` over HTTP, `cli:<user>` of commands that use the database, `server` of"
+        " a server's start, `address:<…>` of invalid credentials.",
         examples=["key:3"],
     )
     actor_name: str | None = Field(description="Name of the key.")
@@ -37,6 +39,7 @@ class TrailRow(Shape):
     subject: str = Field(examples=["run:7"])
     reason: str | None
     request_id: str | None
+    address: str | None = Field(description="The client's, over HTTP; of refusals that of the first.")
     times: int | None = Field(description="Of refusals: their number within the minute that begins at `at`.")
 
 
@@ -44,6 +47,7 @@ class TrailFilters(Filters):
     actor: Filter = None
     action: Filter = None
     subject: Filter = None
+    address: Filter = None
     since: Annotated[Instant, Where("t.at >= %(since)s")] = None
     until: Annotated[Instant, Where("t.at < %(until)s")] = None
 
@@ -75,9 +79,9 @@ EVENTS = Listing("events", EventRow, "event_list", "runs.read", filters=EventFil
 surface.listing(
     "/api/audit-trail",
     TRAIL,
-    list_trail="List the audit trail, the newest entry first: starts and changes by people and programs, log-ins and"
-    " refusals. Admins of the tenant `default` also see entries that belong to no tenant.",
-    command=Command("trail", columns=("at", "actor", "actor_name", "action", "subject", "times", "reason")),
+    list_trail="List the audit trail, the newest entry first: starts, changes and exports by people and programs,"
+    " log-ins and refusals. Admins of the tenant `default` also see entries that belong to no tenant.",
+    command=Command("trail", columns=("at", "actor", "actor_name", "address", "action", "subject", "times", "reason")),
 )
 surface.listing(
     "/api/events/outbox",
@@ -99,14 +103,18 @@ async def export_trail(
     actor: Filter = None,
     action: Filter = None,
     subject: Filter = None,
+    address: Filter = None,
     since: Instant = None,
     until: Instant = None,
 ) -> StreamingResponse:
     """Export the entries of the audit trail, the newest first, with the filters of the list."""
-    given = {"actor": actor, "action": action, "subject": subject, "since": since, "until": until}
+    given = {"actor": actor, "action": action, "subject": subject, "address": address, "since": since, "until": until}
     kind = "text/csv; charset=utf-8; header=present" if format == "csv" else "application/x-ndjson"
     name = {"Content-Disposition": f'attachment; filename="audit-trail.{format}"'}
     first = await _page(request, given, None)  # before the answer begins: an error is still an answer
+    filters = "&".join(f"{one}={value}" for one, value in request.query_params.items())
+    async with change(request, "trail.export", "trail", filters or None):
+        pass  # nothing changes: only the row in the audit trail is stored
     return StreamingResponse(_exported(request, given, format, first), media_type=kind, headers=name)
 
 
@@ -126,4 +134,4 @@ async def _exported(request: Request, given: Row, form: str, page: Row) -> Async
 
 async def _page(request: Request, given: Row, cursor: str | None) -> Row:
     caller = caller_of(request)
-    return await reads_of(request)(lambda c: read_page(c, caller, TRAIL, given, limit=PAGE, cursor=cursor))
+    return await reads_of(request).to_the_end(lambda c: read_page(c, caller, TRAIL, given, limit=PAGE, cursor=cursor))

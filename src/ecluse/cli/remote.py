@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import sys
@@ -70,7 +71,7 @@ def _done(
     if given.json:
         show.write_json({"rows": _rows(answer)} if isinstance(answer, str) else answer)
     elif isinstance(answer, str):
-        show.write(answer.rstrip("\r\n"))
+        show.write_text(answer.rstrip("\r\n"))
     else:
         _show(command, answer)
     return OK
@@ -91,8 +92,9 @@ def show_result(client: Client, declared: Json, number: str) -> None:
 
 def _rows(text: str) -> list[Json]:
     """Return the rows of an exported file: CSV, or one JSON object per line."""
-    lines = text.splitlines()
-    return [json.loads(line) for line in lines] if text.startswith("{") else list(csv.DictReader(lines))
+    if text.startswith("{"):
+        return [json.loads(line) for line in text.split("\n") if line]
+    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def _has_cursor(command: Json) -> bool:

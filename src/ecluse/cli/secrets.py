@@ -45,6 +45,6 @@ async def _rotate(dsn: str, secrets: Secrets) -> Counter[str]:
         done = Counter({"secrets encrypted again": await sealing.rotate(connection, secrets)})
         done |= await sealing.seal_urls(connection, secrets)
         told = ", ".join(f"{name}: {count}" for name, count in done.items())
-        about = (SYSTEM, f"cli:{getpass.getuser()}", "secrets.rotate", f"key:{secrets.key_id}")
-        await audit_trail.record(connection, *about, told)
+        about = (SYSTEM, f"cli:{getpass.getuser()}", "secrets.rotate", f"key:{secrets.key_id}", told)
+        await audit_trail.record_all(connection, [audit_trail.Entry(*about)])
     return done

@@ -35,8 +35,13 @@ def write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def write_text(text: str) -> None:
+    """Write text from elsewhere: to a file as it is, to a terminal with its control characters escaped."""
+    write("\n".join(harmless(line.removesuffix("\r")) for line in text.split("\n")) if is_terminal() else text)
+
+
 def write_json(value: Any) -> None:
-    write(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+    write_text(json.dumps(value, ensure_ascii=False, indent=2 if is_terminal() else None))
 
 
 def is_terminal() -> bool:

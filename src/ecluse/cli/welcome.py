@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from ecluse.access import keys, tenants
+from ecluse.access import audit_trail, keys, tenants
 from ecluse.base.version import version
 from ecluse.cli import operator_file
 from ecluse.db.connect import open_blocking_session, open_session
@@ -63,8 +63,11 @@ def let_operator_in(folder: Path, listener: socket.socket, dsn: str) -> None:
 
 
 async def _new_key(dsn: str) -> str:
-    async with await open_session(dsn) as connection:
-        return (await keys.create(connection, tenants.DEFAULT, "admin", LOCAL))[1]
+    async with await open_session(dsn) as connection, connection.transaction():
+        key_id, key = await keys.create(connection, tenants.DEFAULT, "admin", LOCAL)
+        about = (tenants.DEFAULT, "server", "key.create", f"key:{key_id}", LOCAL)
+        await audit_trail.record_all(connection, [audit_trail.Entry(*about)])
+    return key
 
 
 def url_of(host: str, port: int) -> str:

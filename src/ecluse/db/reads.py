@@ -7,6 +7,7 @@ connections.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import TypeVar
@@ -46,6 +47,11 @@ class Reads:
         READ_SECONDS, Busy if the tenant's share is in use."""
         async with self.shares.held(self._tenant) if self.shares else nullcontext():
             return await self._read(ask)
+
+    async def to_the_end(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
+        """Run the read `ask` to its end although the caller is cancelled: that of a stream whose client hangs up is
+        cancelled again and again, also while psycopg ends the statement, and the connection would be lost."""
+        return await asyncio.shield(self(ask))
 
     async def _read(self, ask: Callable[[Connection], Awaitable[R]]) -> R:
         try:

@@ -16,6 +16,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from ecluse.access import door
@@ -76,6 +77,13 @@ def refuse_other_sites(request: Request) -> None:
         ours = ours and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     if not ours:
         raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
+
+
+async def entered_in(request: Request) -> FormData:
+    """Return the fields of a submitted form; raise HTTPException (415) unless it is sent as browsers send it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != door.FORM:
+        raise HTTPException(415, f"Send the form as {door.FORM}.")  # multipart has charsets that cannot be stored
+    return await request.form()
 
 
 def inside(wanted: str, home: str) -> str:

@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from ecluse.access import audit_trail
 from ecluse.access.envelope import request_id
+from ecluse.access.refusal_log import address_of
 from ecluse.access.wire import reads_of, writes_of
 from ecluse.base.errors import NotFound
 from ecluse.notify import confirmation_tokens
 from ecluse.notify.confirmation_tokens import PATH
 from ecluse.web import render
-from ecluse.web.authentication import Page
+from ecluse.web.authentication import Page, entered_in
 
 VOID = "This link was used already, was replaced by a newer one, or has expired. Ask its sender for another one."
 
@@ -29,11 +30,12 @@ async def show_request(request: Request, token: str = "") -> Response:
 
 @routes.post(PATH)
 async def confirm(request: Request) -> Response:
-    token = str((await request.form()).get("token", ""))
+    token = str((await entered_in(request)).get("token", ""))
     async with writes_of(request).pool.connection() as connection, connection.transaction():
         asked = await confirmation_tokens.confirm(connection, token)
         if asked is None:
             raise NotFound(VOID)
         about = (asked.tenant_id, f"mail:{asked.address}", "address.confirm", f"address:{asked.address}")
-        await audit_trail.record(connection, *about, request_id=request_id(request))
+        entry = audit_trail.Entry(*about, request_id=request_id(request), address=address_of(request))
+        await audit_trail.record_all(connection, [entry])
     return render.page(request, "confirm.html", asked=asked, token=None)

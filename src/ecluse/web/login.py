@@ -11,14 +11,14 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
-from starlette.exceptions import HTTPException
 
 from ecluse.access import door
 from ecluse.access.changes import change
 from ecluse.access.envelope import Refused, note_refusal
+from ecluse.access.refusal_log import address_of
 from ecluse.base.errors import NotFound
 from ecluse.web import render
-from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, inside
+from ecluse.web.authentication import COOKIE, LOGIN, Page, admitted, entered_in, inside
 from ecluse.web.files import FILES, PATH, VERSION
 
 HOME = "/ui/runs"
@@ -45,16 +45,14 @@ async def show_form(request: Request, next: str = "") -> Response:  # noqa: A002
 
 @routes.post(LOGIN)
 async def log_in(request: Request) -> Response:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != door.FORM:
-        raise HTTPException(415, f"Send the form as {door.FORM}.")  # multipart has charsets that cannot be stored
-    form = await request.form()
+    form = await entered_in(request)
     key, wanted = str(form.get("key", "")).strip(), inside(str(form.get("next", "")), HOME)
     try:
         await door.admit(request, key, "runs.read")
     except Refused as refused:
         note_refusal(request, refused)
         return render.page(request, "login.html", refused.status, next=wanted, problem=refused.message)
-    async with change(request, "page.log-in", _from(request)):
+    async with change(request, "page.log-in", f"address:{address_of(request)}"):
         pass  # nothing changes: only the row in the audit trail is stored
     answer = RedirectResponse(wanted, 303)
     secure = request.url.scheme == "https"
@@ -62,15 +60,11 @@ async def log_in(request: Request) -> Response:
     return answer
 
 
-def _from(request: Request) -> str:
-    return f"address:{request.client.host if request.client else 'unknown'}"
-
-
 @routes.post("/ui/logout")
 async def log_out(request: Request) -> Response:
     with suppress(Refused):  # an invalid key is logged out, too
         await admitted(request, "runs.read")
-        async with change(request, "page.log-out", _from(request)):
+        async with change(request, "page.log-out", f"address:{address_of(request)}"):
             pass  # as above
     answer = RedirectResponse(LOGIN, 303)
     answer.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")

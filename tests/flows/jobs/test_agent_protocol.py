@@ -52,6 +52,19 @@ def test_an_agent_enrolled_anew_replaces_the_one_before(world):
     assert claim(new).status == 200
 
 
+def test_enrolments_and_new_credentials_are_in_the_audit_trail(world, shared_dsn):
+    host = world.host()
+    about = {"hostname": "here", "version": "1", "platform": "test"}
+    made = world.api.with_key(None).post("/api/agent/enrol", {"token": world.token(host), **about}).json
+    assert world.api.with_key(made["credential"]).post("/api/agent/rotate").status == 200
+    admin = world.api.with_key(new_key(shared_dsn, "admin"))
+    found = admin.get(f"/api/audit-trail?subject=job_agent:{made['agentId']}").json["entries"]
+    assert [(row["action"], row["actor"], row["address"], row["reason"]) for row in found] == [
+        ("job_agent.rotate", f"agent:{made['agentId']}", "127.0.0.1", None),
+        ("job_agent.enrol", f"agent:{made['agentId']}", "127.0.0.1", f"host {host}"),
+    ]
+
+
 @pytest.mark.req("ENG-102")
 def test_agents_do_nothing_but_execute_and_no_other_role_executes(world, shared_dsn):
     agent = world.credential(world.host())
@@ -226,6 +239,28 @@ def test_the_last_attempt_that_fails_marks_the_schedule_unless_a_newer_job_was_m
     assert status() == "success"
     report(agent, claimed(agent), "failed")
     assert (status(), world.api.get(f"/api/jobs/schedules/{schedule}").json["lastRunJobId"]) == ("failed", newer)
+
+
+def test_a_tenant_that_is_disabled_with_stop_has_no_jobs_left_to_do(world, shared_dsn, ask):
+    add_tenant(shared_dsn, "stopped")
+    admin = world.api.with_key(new_key(shared_dsn, "admin"))
+    theirs = JobWorld(world.api.with_key(new_key(shared_dsn, tenant="stopped")), world.folder)
+    host = theirs.host()
+    agent, running = theirs.credential(host), theirs.job(host, retryPolicy={"maxRetries": 3})
+    assert claimed(agent)["jobId"] == running
+    waiting = theirs.job(host)
+    assert admin.get("/api/tenants/stopped/disable").json["open_jobs"] == 2
+    done = admin.post("/api/tenants/stopped/disable", {"reason": "unpaid", "stop": True})
+    assert (done.status, done.json["ended_jobs"], done.json["ended_runs"]) == (200, 2, 0)
+    again = admin.post("/api/tenants/stopped/disable", {"reason": "unpaid", "stop": True})
+    assert again.json["ended_jobs"] == 0
+    wait_for(lambda: claim(agent).status == 403)
+    ends = "SELECT id, status, cancel_requested_by FROM jobs WHERE tenant_id = 'stopped' AND ended_at IS NOT NULL"
+    assert ask(ends).fetchall() == [(waiting, "failed", "a test")]
+    ask("UPDATE job_runs SET lease_ends_at = ecluse_now() WHERE job_id = %s", running)
+    wait_for(lambda: len(ask(ends).fetchall()) == 2)
+    attempts_made = "SELECT status, error_code FROM job_runs WHERE job_id = %s"
+    assert ask(attempts_made, running).fetchall() == [("failed", "CANCELLED")]
 
 
 def test_a_job_is_cancelled_while_it_waits_and_repeated_by_hand(world):

@@ -61,6 +61,18 @@ async def test_passes_are_due_soon_after_an_hour_and_daily_for_30_days(applied, 
     assert query("SELECT count(*) FROM rule_reconciliations WHERE run_id IS NULL") == [(0,)]
 
 
+@pytest.mark.parametrize("applied", [timedelta(0)], indirect=True)
+async def test_the_passes_of_a_disabled_tenant_wait_until_it_is_enabled(applied, connection, query):
+    world, _ = applied
+    started = "SELECT count(*) FROM rule_reconciliations WHERE run_id IS NOT NULL"
+    query("UPDATE tenants SET disabled_at = now() WHERE id = %s", TENANT)
+    await world.made.flow.watch(connection)
+    assert query(started) == [(0,)]
+    query("UPDATE tenants SET disabled_at = NULL WHERE id = %s", TENANT)
+    await world.made.flow.watch(connection)
+    assert query(started) == [(1,)]
+
+
 @pytest.mark.req("PRC-51", "PRC-52", "PRC-53", "PRC-54")
 async def test_a_changed_price_is_reported_with_one_event_per_value(applied, connection, query):
     world, run = applied

@@ -22,6 +22,7 @@ LOAD = "SELECT * FROM connections WHERE tenant_id = %s AND kind = %s"
 OF_TENANTS = """
 SELECT tenant_id, base_url, model, max_in_flight, per_minute FROM connections WHERE kind = %s AND tenant_id = ANY(%s)
 """
+DELETE = "DELETE FROM connections WHERE tenant_id = %s AND kind = %s"
 KNOWN = "SELECT tenant_id, kind FROM connections WHERE tenant_id = ANY(%s)"
 PUT = """
 INSERT INTO connections (tenant_id, kind, base_url, model, max_in_flight, per_minute, api_key_ends,
@@ -108,8 +109,12 @@ async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
     """Return the row of a connection. Raise NotFound if the tenant has no stored connection of this kind."""
     row = await fetch_one(connection, dict, LOAD, (tenant, kind))
     if row is None:
-        raise NotFound(f"There is no connection {kind}. `ecluse connections list` shows them.")
+        raise _unknown(kind)
     return row
+
+
+def _unknown(kind: Kind) -> NotFound:
+    return NotFound(f"There is no connection {kind}. `ecluse connections list` shows them.")
 
 
 async def create(connection: Connection, tenant: str, kind: Kind, values: Row, by: str) -> Row:
@@ -137,5 +142,5 @@ async def change(connection: Connection, known: Row, changes: Row, by: str) -> R
 
 async def delete(connection: Connection, tenant: str, kind: Kind) -> None:
     """Delete a connection; its secret is left to the caller. Raise NotFound if the tenant has none of this kind."""
-    await load(connection, tenant, kind)
-    await connection.execute("DELETE FROM connections WHERE tenant_id = %s AND kind = %s", (tenant, kind))
+    if (await connection.execute(DELETE, (tenant, kind))).rowcount == 0:
+        raise _unknown(kind)

@@ -95,11 +95,11 @@ CONNECTION = Resource(surface, "/api/connections/{kind}", "vendors", "connection
 CONNECTIONS = Listing("connections", ConnectionRow, "connections", READ, order=("kind",), base=ConnectionPageBase)
 
 
-async def _kind(_: Look, text: str) -> str:
+async def _kind(_: Look, text: str) -> Kind:
     return _known(text)
 
 
-KindInPath = Annotated[str, Noun("connection", _kind)]
+KindInPath = Annotated[Kind, Noun("connection", _kind)]
 
 
 async def _environment(look: Look) -> Row:
@@ -118,7 +118,7 @@ CONNECTION.lists(
 @CONNECTION.shows()
 async def show_connection(look: Look, kind: KindInPath) -> Row:
     """Show one connection, without its key."""
-    return await records.load(look.connection, look.tenant, kind)  # type: ignore[arg-type]
+    return await records.load(look.connection, look.tenant, kind)
 
 
 async def _try_new(asked: CallerRequest, body: NewConnection) -> None:
@@ -182,10 +182,10 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
     if body.api_key is not None:
         key = body.api_key.get_secret_value()
         given["api_key_ends"] = key_ends(key)
-        await sealing(act).put(act.connection, act.tenant, records.secret_name(_known(kind)), key)
+        await sealing(act).put(act.connection, act.tenant, records.secret_name(kind), key)
     row = await records.change(act.connection, act.before, given, act.caller.name)
-    own = (await records.of_tenants(act.connection, _known(kind), [act.tenant]))[act.tenant]
-    await lanes.put(act.connection, act.kit.flows, _known(kind), own)
+    own = (await records.of_tenants(act.connection, kind, [act.tenant]))[act.tenant]
+    await lanes.put(act.connection, act.kit.flows, kind, own)
     return row
 
 
@@ -193,9 +193,9 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
 async def delete_connection(act: Act, kind: KindInPath) -> Row:
     """Delete a connection and its key. Calls that are not sent yet fail with NO_CONNECTION; those of the tenant
     `default` use the server's environment."""
-    await records.delete(act.connection, act.tenant, _known(kind))
-    await sealed.delete(act.connection, act.tenant, records.secret_name(_known(kind)))
-    await lanes.retire(act.connection, _known(kind), act.tenant)
+    await records.delete(act.connection, act.tenant, kind)
+    await sealed.delete(act.connection, act.tenant, records.secret_name(kind))
+    await lanes.retire(act.connection, kind, act.tenant)
     return {"kind": kind, "deleted": True}
 
 

@@ -71,5 +71,5 @@ async def _forget(connection: Connection, config: Config) -> None:
     async with connection.transaction():
         removed = await erasure.erase(connection, sirens)
         why = f"not asked for since {config.keep}: {removed.in_words()}"
-        subject = f"companies:{len(sirens)}"
-        await audit_trail.record(connection, SYSTEM, "retention", "companies.erase", subject, why, None)
+        entry = audit_trail.Entry(SYSTEM, "retention", "companies.erase", f"companies:{len(sirens)}", why)
+        await audit_trail.record_all(connection, [entry])

@@ -12,12 +12,14 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Field
 
-from ecluse.access import agents, answers
+from ecluse.access import agents, answers, audit_trail
+from ecluse.access.changes import record
 from ecluse.access.door import UNKNOWN_AGENT, caller_of, check_storable, needs
-from ecluse.access.envelope import ErrorAnswer, Refused, as_json
+from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused, as_json, request_id
 from ecluse.access.keys import digest
 from ecluse.access.permissions import EXECUTE
 from ecluse.access.polls import woken_within
+from ecluse.access.refusal_log import address_of
 from ecluse.access.surface import Act, Surface
 from ecluse.access.wire import CamelBody, CamelShape, camel, writes_of
 from ecluse.base.errors import Conflict
@@ -129,18 +131,24 @@ async def enrol_agent(request: Request, body: Enrolment) -> Response:
     check_storable(about := body.model_dump())
     async with writes_of(request).connection("") as connection, connection.transaction():
         found = await agents.enrol(connection, **about)
-    if found is None:
-        remedy = "make a new one with `ecluse jobs hosts token`"
-        raise Refused(401, "ENROLMENT_REFUSED", f"This enrolment token is unknown, expired or used: {remedy}.")
-    agent, credential = found
+        if found is None:
+            remedy = "make a new one with `ecluse jobs hosts token`"
+            why = f"This enrolment token is unknown, expired or used: {remedy}."
+            raise BadCredentials(401, "ENROLMENT_REFUSED", why)
+        agent, credential = found
+        enrolled = (agent.tenant, f"agent:{agent.id}", "job_agent.enrol", f"job_agent:{agent.id}")
+        origin = (f"host {agent.host_id}", request_id(request), address_of(request))
+        await audit_trail.record_all(connection, [audit_trail.Entry(*enrolled, *origin)])
     named = {"agentId": agent.id, "hostId": agent.host_id, "credential": credential}
     return as_json({**named, "leaseSeconds": _leasing(request).lease.total_seconds()}, 201)
 
 
+# action=None: recorded with the id of the agent, which the answer lacks
 @surface.operation("POST", "/api/agent/rotate", needs=EXECUTE, answer=NewCredential, action=None, refuses=REVOKED)
 async def rotate_credential(act: Act) -> Row:
     """Make a new credential for this agent; the present one stays valid until the first claim with the new one."""
     credential = await agents.rotate(act.connection, str(act.caller.agent_id), _used(act.request))
+    await record(act.connection, act.request, "job_agent.rotate", f"job_agent:{act.caller.agent_id}")
     act.answers(200, credential=credential)
     return {}
 

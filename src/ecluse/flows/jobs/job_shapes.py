@@ -9,7 +9,7 @@ from fastapi import Query
 from pydantic import ConfigDict, Field
 
 from ecluse.access.listing import Filters, Where
-from ecluse.access.wire import CamelShape
+from ecluse.access.wire import CamelShape, Filter
 from ecluse.base.validation import EitherSpelling, Partial, in_camel_case, partial_of
 from ecluse.flows.jobs.attempts import JobStatus
 from ecluse.flows.jobs.schedule_shapes import Id, Name
@@ -132,7 +132,7 @@ class NewToken(CamelShape):
 
 
 class JobFilters(Filters):
-    scheduleId: Annotated[str | None, Where("t.schedule_id = %(scheduleId)s"), Query(max_length=50)] = None  # noqa: N815
+    scheduleId: Annotated[Filter, Where("t.schedule_id = %(scheduleId)s")] = None  # noqa: N815
     status: JobStatus | None = None
 
 

@@ -69,6 +69,8 @@ FROM job_runs r JOIN jobs j ON j.id = r.job_id WHERE {which} FOR UPDATE OF r, j 
 """
 OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s", rest="")
 OF_JOB = OPEN.format(which="r.job_id = %s AND r.ended_at IS NULL", rest="")
+UNCANCELLED = "j.tenant_id = %s AND j.ended_at IS NULL AND j.cancel_requested_at IS NULL"
+OF_TENANT = OPEN.format(which=f"{UNCANCELLED} AND r.ended_at IS NULL ORDER BY r.id", rest="")
 
 # Attempts whose lease is over, or that were not claimed in time. The indexes find the oldest of both before the join,
 # without which the planner would read all attempts; the time is read once, in a subquery.
@@ -104,7 +106,7 @@ SELECT j.* FROM of_jobs j, called WHERE j.ended_at IS NOT NULL
 LATE = "UPDATE job_runs SET late_status = %s, late_at = ecluse_now(), late_result = %s WHERE id = %s"
 CANCEL = """
 UPDATE jobs SET cancel_requested_at = coalesce(cancel_requested_at, ecluse_now()),
-    cancel_requested_by = coalesce(cancel_requested_by, %s) WHERE id = %s AND ended_at IS NULL
+    cancel_requested_by = coalesce(cancel_requested_by, %s) WHERE id = ANY(%s) AND ended_at IS NULL
 """
 AGAIN = f"""
 WITH made AS (
@@ -179,12 +181,20 @@ async def end_overdue(connection: Connection, longest: timedelta, *, leases: boo
 async def cancel(connection: Connection, job_id: str, by: str) -> None:
     """Cancel a job. An attempt that waits ends at once; one that runs is stopped by its agent, at the next renewal.
     Raise Conflict if the job has ended."""
-    attempt = await fetch_one(connection, Open, OF_JOB, (job_id,))
-    if attempt is None:
+    if not await _cancel(connection, await fetch_all(connection, Open, OF_JOB, (job_id,)), by):
         raise Conflict("The job has ended already.", code="ALREADY_ENDED")
-    await connection.execute(CANCEL, (by, job_id))
-    if attempt.status == "pending":
-        await _end(connection, [(replace(attempt, cancelled=True), attempts.CANCELLED_WAITING)])
+
+
+async def cancel_all(connection: Connection, tenant: str, by: str) -> int:
+    """Cancel all open jobs of a tenant, as above; return the number of those that were not cancelled before."""
+    return await _cancel(connection, await fetch_all(connection, Open, OF_TENANT, (tenant,)), by)
+
+
+async def _cancel(connection: Connection, found: Sequence[Open], by: str) -> int:
+    await connection.execute(CANCEL, (by, [one.job_id for one in found]))
+    waiting = [replace(one, cancelled=True) for one in found if one.status == "pending"]
+    await _end(connection, [(one, attempts.CANCELLED_WAITING) for one in waiting])
+    return len(found)
 
 
 async def make_again(connection: Connection, job_id: str, by: str) -> str:

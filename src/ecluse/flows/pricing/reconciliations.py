@@ -30,6 +30,7 @@ WHERE r.id = ANY(%(runs)s) AND r.status IN ('APPLIED', 'PARTIAL') ORDER BY p.aft
 DUE = f"""
 SELECT c.id, c.tenant_id, c.rule_run_id
 FROM rule_reconciliations c JOIN rule_runs r ON r.id = c.rule_run_id JOIN pricing_projects p ON p.id = r.project_id
+JOIN tenants t ON t.id = c.tenant_id AND t.disabled_at IS NULL
 WHERE c.started_at IS NULL AND c.due_at <= ecluse_now() AND r.status IN ('APPLIED', 'PARTIAL') AND p.deleted_at IS NULL
 ORDER BY c.due_at LIMIT {AT_ONCE} FOR NO KEY UPDATE OF c, r SKIP LOCKED
 """  # noqa: S608 - our own names
