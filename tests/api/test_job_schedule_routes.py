@@ -75,6 +75,7 @@ def made(client: Client, tenant: str) -> dict[str, Any]:
     return dict(answer.json)
 
 
+@pytest.mark.alone
 def test_a_list_has_no_payloads_so_that_large_ones_hold_neither_it_nor_the_loop(client, tenant, made, ask):
     """Of many small values, which take the longest to read: 256 KiB each are 51 MB of a page."""
     large = json.dumps({"d": [{"a": n} for n in range(18_000)]})

@@ -32,6 +32,7 @@ def test_a_large_batch_leaves_the_loop_free_and_is_taken_once(api, one, count):
             asked = time.perf_counter()
             assert api.get("/api/me").status == 200
             waits.append(time.perf_counter() - asked)
+            time.sleep(0.005)  # a key has 6,000 requests a minute
         seconds = time.perf_counter() - began
     first = batch.result()
     assert (first.status, first.json["queued"], first.json["deduplicated"]) == (200, count, 0)
@@ -56,6 +57,7 @@ def test_a_batch_whose_last_chunk_is_refused_queues_nothing(api, one, query):
     assert one("SELECT count(*) FROM runs") == 0
 
 
+@pytest.mark.alone
 @pytest.mark.req("PRC-46")
 def test_a_large_rule_run_is_queued_without_holding_the_loop(dsn):
     async def planned() -> tuple[int, str]:

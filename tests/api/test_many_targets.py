@@ -33,6 +33,7 @@ def client(databases):
         yield client.with_key(new_key(dsn, "viewer"))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("path", "has"), [("redrive", b'"count":50000'), ("outcomes.csv", b'"150000","failed","BUSY"')], ids=str
 )

@@ -272,6 +272,7 @@ def test_another_tenant_has_its_own_fiches_under_the_same_numbers(shared_api, sh
     assert theirs["run_id"] != ours["run_id"]
 
 
+@pytest.mark.alone
 def test_a_transcript_of_hours_does_not_hold_the_loop(shared_api, fiches, ask):
     spoken = {"type": "word", "speaker_id": "speaker_0", "logprob": -0.125}
     words = [{"text": "Bonjour", "start": n * 0.5, "end": n * 0.5 + 0.25, **spoken} for n in range(60_000)]
