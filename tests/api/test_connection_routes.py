@@ -141,6 +141,10 @@ def test_a_key_for_speech_to_text_alone_is_accepted(client, sandbox):
         ({"per_minute": 0}, 422, "INVALID_INPUT", "per_minute"),
         ({"per_minute": -1}, 422, "INVALID_INPUT", "per_minute"),
         ({"api_key": ""}, 422, "INVALID_INPUT", "api_key"),
+        *(
+            ({"api_key": key}, 422, "INVALID_INPUT", "api_key: an API key is printable ASCII")
+            for key in (f"{KEY}\n", f"{KEY}\r\nX-Other: 1", f" {KEY}", f"{KEY}\x7f", "clé-d-api")
+        ),
         ({"model": "gpt-4.1"}, 422, "INVALID_INPUT", "model"),
         ({"kind": "llm"}, 422, "INVALID_INPUT", "model: give the model"),
         ({"secret": "x"}, 422, "INVALID_INPUT", "secret"),

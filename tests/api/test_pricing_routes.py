@@ -103,6 +103,7 @@ def test_a_shop_is_called_with_its_token_and_stored(client, sandbox, ask, tenant
         ({"base_url": "http://127.0.0.1:9"}, "CONNECTION_REFUSED", "not sent"),
         ({"name": " "}, "INVALID_INPUT", "name"),
         ({"access_token": ""}, "INVALID_INPUT", "access_token"),
+        ({"access_token": f"{TOKEN}\n"}, "INVALID_INPUT", "access_token: an API key is printable ASCII"),
     ],
 )
 def test_a_shop_that_does_not_work_is_not_stored(client, sandbox, ask, tenant, given, code, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import pytest
 from ecluse.flows.transcriptions import surface as shapes
 from tests.support.api_server import add_connections, add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
+from tests.support.loop_probe import probing
 
 EARLY, LATE = "2026-03-02T09:00:00Z", "2026-03-02T10:00:00Z"
 TRANSCRIBE = """
@@ -268,6 +270,20 @@ def test_another_tenant_has_its_own_fiches_under_the_same_numbers(shared_api, sh
     assert not theirs["attached"]
     assert not ours["attached"]
     assert theirs["run_id"] != ours["run_id"]
+
+
+@pytest.mark.alone
+def test_a_transcript_of_hours_does_not_hold_the_loop(shared_api, fiches, ask):
+    spoken = {"type": "word", "speaker_id": "speaker_0", "logprob": -0.125}
+    words = [{"text": "Bonjour", "start": n * 0.5, "end": n * 0.5 + 0.25, **spoken} for n in range(60_000)]
+    said = {"text": "Bonjour.", "words": words}
+    ask("UPDATE recordings SET transcription_data = %s::jsonb WHERE call_id = 'late'", json.dumps(said))
+    with probing(shared_api) as held:
+        answer = shared_api.get("/api/transcriptions/10/recordings/late")
+    ask("UPDATE recordings SET transcription_data = NULL WHERE call_id = 'late'")
+    assert answer.json["transcription"] == said
+    print(f"{len(answer.body)} bytes: the loop was held for {held.longest * 1000:.0f} ms")
+    assert held.longest < 0.08  # parsed and encoded in one piece each: 0.13
 
 
 @pytest.mark.req("TRX-18", "G-34")

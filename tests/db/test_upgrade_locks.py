@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-import sqlalchemy
-from alembic import command
 from alembic.script import ScriptDirectory
 
 from ecluse.migrations import revisions, runner
+from tests.support.servers import upgrade_to
 
 OLD = "0001"
 HOT = ("items", "outcomes", "runs", "claims", "attempts", "run_log")
@@ -42,14 +41,6 @@ WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
 """
 SMALL = {"lanes", "automation_settings"}  # some thousand rows at most
 FILES = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname = ANY(%s)"
-
-
-def upgrade_to(dsn: str, revision: str) -> None:
-    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-    with engine.connect() as connection:
-        command.upgrade(revisions.config_for(connection), revision)
-        connection.commit()
-    engine.dispose()
 
 
 class Worker(threading.Thread):

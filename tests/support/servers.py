@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import sqlalchemy
+from alembic import command
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse.db import embedded
 from ecluse.db.connect import normalise
+from ecluse.migrations import revisions
 from ecluse.migrations.runner import newest_revision
 
 OWNER_URL = "ECLUSE_TEST_OWNER_URL"
@@ -118,3 +121,12 @@ def address(dsn: str) -> Path | tuple[str, int]:
     parts = conninfo_to_dict(dsn)
     host, port = str(parts["host"]), int(str(parts.get("port") or 5432))
     return Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)
+
+
+def upgrade_to(dsn: str, revision: str) -> None:
+    """Bring the schema of a database to this revision, which may be an old one."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    with engine.connect() as connection:
+        command.upgrade(revisions.config_for(connection), revision)
+        connection.commit()
+    engine.dispose()

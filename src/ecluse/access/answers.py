@@ -21,6 +21,11 @@ LARGE = 64_000  # bytes
 THREAD = ThreadPoolExecutor(1, "json")  # one: each more would compete with the loop for the interpreter
 
 
+class Encoded(bytes):
+    """A field of an answer that is JSON already, such as a large document of the database: to parse or to encode it
+    takes one call, during which no thread gets the interpreter."""
+
+
 async def in_thread(request: Request, work: Callable[[], T]) -> T:
     """Run `work`, a part of a request, in the JSON thread and return its result. Parts of the same tenant run one after
     the other; raise Busy if one waits longer than LARGE_SECONDS for its turn."""
@@ -61,7 +66,9 @@ def _pieces(value: Any) -> Iterator[bytes]:
         return
     for n, (name, field) in enumerate(value.items()):
         yield (b"," if n else b"{") + as_bytes(name) + b":"
-        if isinstance(field, list) and field:
+        if isinstance(field, Encoded):
+            yield field
+        elif isinstance(field, list) and field:
             for place, one in enumerate(field):
                 yield (b"," if place else b"[") + as_bytes(one)
             yield b"]"

@@ -3,10 +3,12 @@ JSON parameters."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from pydantic_core import to_json
 
@@ -15,6 +17,7 @@ from ecluse.db.connect import Connection
 T = TypeVar("T")
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 Row = dict[str, Any]
+ROWS_AT_ONCE = 1_000  # converted in one piece, which takes a few milliseconds; in between the event loop is free
 
 
 async def fetch_all(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> list[T]:
@@ -22,7 +25,7 @@ async def fetch_all(connection: Connection, kind: type[T], statement: str, param
     factory: Any = dict_row if kind is dict else class_row(kind)
     async with connection.cursor(row_factory=factory) as cursor:
         await cursor.execute(statement, parameters)
-        return await cursor.fetchall()
+        return await _fetched(cursor)
 
 
 async def fetch_one(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> T | None:
@@ -35,7 +38,7 @@ async def fetch_rows(
     connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
 ) -> list[tuple[Any, ...]]:
     """Return the rows as tuples. `prepare`: whether the server prepares the statement; None lets psycopg decide."""
-    return await (await connection.execute(statement, parameters, prepare=prepare)).fetchall()
+    return await _fetched(await connection.execute(statement, parameters, prepare=prepare))
 
 
 async def fetch_column(connection: Connection, statement: str, parameters: Parameters = None) -> list[Any]:
@@ -60,6 +63,15 @@ async def fetch_now(connection: Connection) -> datetime:
     """Return the database's time, which counts for all replicas."""
     at: datetime = await fetch_value(connection, "SELECT ecluse_now()")
     return at
+
+
+async def _fetched(cursor: AsyncCursor[T]) -> list[T]:
+    """Return all rows of an executed statement."""
+    rows: list[T] = []
+    while len(some := await cursor.fetchmany(ROWS_AT_ONCE)) == ROWS_AT_ONCE:
+        rows += some
+        await asyncio.sleep(0)
+    return rows + some
 
 
 def as_json(value: Any) -> str:

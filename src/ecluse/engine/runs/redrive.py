@@ -3,6 +3,7 @@ are the same for every flow; the flow decides how the new run is started (`Flow.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -125,7 +126,8 @@ class Redrive:
 async def _failed(connection: Connection, how: Redrive, run: Run) -> list[FailedTarget]:
     """Return the failed targets of the run, each with the latest redrive in which it has succeeded since."""
     healed = dict(await fetch_rows(connection, SUCCEEDED_SINCE, (run.id,)))
-    return [one._replace(healed_in=healed.get(one.target)) for one in await how.failed(connection, run)]
+    failed = await how.failed(connection, run)
+    return failed if not healed else [one._replace(healed_in=healed.get(one.target)) for one in failed]
 
 
 async def failed_targets(connection: Connection, run: Run, statement: str = FAILED) -> list[FailedTarget]:
@@ -140,7 +142,8 @@ async def redrive(
     how = redrive_of(flow)
     async with connection.transaction():
         await _ended(connection, run)
-        targets = chosen(run.id, await _failed(connection, how, run), choice)[: how.most]
+        failed = await _failed(connection, how, run)
+        targets = (await asyncio.to_thread(chosen, run.id, failed, choice))[: how.most]
         return await how.start(connection, flow, run, targets, correlation_id)
 
 
@@ -149,13 +152,15 @@ async def preview_redrive(connection: Connection, how: Redrive, run: Run, choice
     Raise Conflict if the run is open."""
     await _ended(connection, run)
     failed = await _failed(connection, how, run)
-    taken = [one.target for one in failed if choice.takes(one)][: how.most]
+    # In a thread, as the overview: a run may have 50,000 failed targets.
+    taken = (await asyncio.to_thread(_taken, failed, choice))[: how.most]
+    view = await asyncio.to_thread(overview, failed, choice)
     estimate = await how.estimate(connection, run, taken)
     return {
         "run_id": str(run.id),
         "flow": run.flow,
         "count": len(taken),
-        **overview(failed, choice),
+        **view,
         "calls": estimate.calls,
         "expected_seconds": estimate.seconds,
         "expected_cost": estimate.cost,
@@ -185,7 +190,7 @@ def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
 
 def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
     """Return the targets to repeat. If there are none, raise Conflict, which says why."""
-    if taken := [one.target for one in failed if choice.takes(one)]:
+    if taken := _taken(failed, choice):
         return taken
     view = overview(failed, choice)
     if causes := view["causes"]:
@@ -207,6 +212,10 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
         raise Conflict(f"{why}redrive them with outcome failed or all.", code="NOTHING_CHOSEN")
     why = f"Nothing failed in run {run_id}: there is nothing to redrive. Start a new run instead."
     raise Conflict(why, code="NOTHING_FAILED")
+
+
+def _taken(failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
+    return [one.target for one in failed if choice.takes(one)]
 
 
 def _grouped(rows: Iterable[tuple[str | None, str, str | None]]) -> list[dict[str, Any]]:

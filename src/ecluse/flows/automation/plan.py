@@ -3,7 +3,6 @@ notifications, and due times. DAILY, WEEKLY and MONTHLY with a time of day are o
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
@@ -12,6 +11,7 @@ from ecluse.base.masking import ORIGIN_ENDS
 from ecluse.base.text import storable
 from ecluse.base.validation import EitherSpelling, Partial, form, partial_of
 from ecluse.flows.automation.selection_model import Override, Selection, merged
+from ecluse.flows.connections.given import sendable
 from ecluse.notify.rules import ONLY_SHOWN, MailAddress
 
 ScheduleType = Literal["MANUAL", "DAILY", "WEEKLY", "MONTHLY", "CRON"]
@@ -29,13 +29,6 @@ TIMES = ("cron_expression", "time_of_day", "day_of_week", "day_of_month")
 DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 MOST_CONFIGS = 100
 LARGEST_ID = 2**63 - 1
-
-
-def _sendable(key: SecretStr | None) -> SecretStr | None:
-    """Return an API key unchanged; raise ValueError if it cannot be sent in a header."""
-    if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
-        raise ValueError("an API key is printable ASCII, without blanks around it")
-    return key
 
 
 def _day_of_week(given: Any) -> Any:
@@ -108,7 +101,7 @@ ApiKey = Annotated[
         description="The CRM's key for this schedule, instead of CRM_API_KEY. Stored encrypted, never shown.",
         json_schema_extra={"writeOnly": True},
     ),
-    AfterValidator(_sendable),
+    AfterValidator(sendable),
 ]
 
 

@@ -3,7 +3,11 @@ shown."""
 
 from __future__ import annotations
 
+import re
+from typing import TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from ecluse.access.envelope import Refused
 from ecluse.access.secrets import Secrets
@@ -11,6 +15,15 @@ from ecluse.access.surface import CallerRequest
 from ecluse.base.errors import InvalidInput, VendorError
 
 SHORTEST_SHOWN = 20  # characters of a key whose last four may be shown: the remaining ones cannot be guessed
+
+K = TypeVar("K", SecretStr, SecretStr | None)
+
+
+def sendable(key: K) -> K:
+    """Return an API key unchanged; raise ValueError if it cannot be sent in a header."""
+    if key is not None and not re.fullmatch("[!-~]([ -~]*[!-~])?", key.get_secret_value()):
+        raise ValueError("an API key is printable ASCII, without blanks around it")
+    return key
 
 
 def checked_address(asked: CallerRequest, url: str) -> str:

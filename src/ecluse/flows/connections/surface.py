@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 
 from ecluse.access import secrets as sealed
 from ecluse.access.listing import Listing
@@ -18,7 +18,7 @@ from ecluse.base.text import storable
 from ecluse.db.query import Row
 from ecluse.flows.connections import lanes, records
 from ecluse.flows.connections.clients import Access, Client, Setup, of_record
-from ecluse.flows.connections.given import checked_address, key_ends, refused_by_vendor, sealing
+from ecluse.flows.connections.given import checked_address, key_ends, refused_by_vendor, sealing, sendable
 from ecluse.flows.connections.records import KINDS, Kind
 from ecluse.vendors.guarded import GuardedHttp
 
@@ -31,7 +31,7 @@ Url = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000),
     Field(examples=["https://crm.example.com/api"]),
 ]
-Key = Annotated[SecretStr, Field(min_length=1, max_length=5_000, examples=["sk-…"])]
+Key = Annotated[SecretStr, Field(min_length=1, max_length=5_000, examples=["sk-…"]), AfterValidator(sendable)]
 Model = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$", examples=["gpt-4.1"])]
 Count = Annotated[int, Field(ge=1, le=1_000_000, examples=[20])]
 Rate = Annotated[float, Field(ge=0.01, le=6_000_000, allow_inf_nan=False, examples=[60])]

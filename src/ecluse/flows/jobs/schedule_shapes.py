@@ -94,7 +94,7 @@ class RetryPolicyShape(CamelShape):
     backoff_type: Literal["fixed", "exponential"]
 
 
-@fields_of(JobSchedule)
+@fields_of(JobSchedule, without=("payload",))
 class JobScheduleRow(CamelShape):
     id: str = Field(examples=["cmf1w2x3y0000abcdefghijkl"])
     org_id: str = Field(examples=["default"])
@@ -114,6 +114,14 @@ class JobScheduleRow(CamelShape):
     created_by_id: str
     created_at: datetime
     updated_at: datetime
+
+
+class JobScheduleInFull(JobScheduleRow):
+    """Lists have no payloads, which may be large."""
+
+    payload: dict[str, Any] = Field(
+        description="What the agent gets; its secrets are shown as `***`.", examples=[{"command": "backup --all"}]
+    )
 
 
 class JobSlotRow(CamelShape):

@@ -19,6 +19,7 @@ from ecluse.flows.jobs import fire, schedules
 from ecluse.flows.jobs.schedule_shapes import (
     ChangedJobSchedule,
     JobSchedule,
+    JobScheduleInFull,
     JobSchedulePreview,
     JobScheduleRow,
     JobSlotRow,
@@ -28,7 +29,7 @@ from ecluse.flows.jobs.schedule_shapes import (
 surface = Surface("jobs")
 READ = "jobs.read"
 SCHEDULE = Resource(
-    surface, "/api/jobs/schedules/{job_schedule_id}", "jobs", "job_schedule", "jobs schedules", JobScheduleRow
+    surface, "/api/jobs/schedules/{job_schedule_id}", "jobs", "job_schedule", "jobs schedules", JobScheduleInFull
 )
 
 Count = Annotated[int, Query(ge=1, le=50)]
@@ -52,7 +53,7 @@ SLOTS = Listing("slots", JobSlotRow, "job_slots", READ, order=("-due_at",), name
 
 SCHEDULE.lists(
     SCHEDULES,
-    list_job_schedules="List the job schedules of the organisation, the oldest first.",
+    list_job_schedules="List the job schedules of the organisation, the oldest first; without their payloads.",
     columns=("id", "name", "cronExpression", "timezone", "nextRunAt", "lastRunStatus", "lastJobStatus", "error"),
     empty="no job schedules yet: `ecluse jobs schedules create`",
 )
@@ -142,4 +143,4 @@ def _sealing(act: Act) -> schedules.Sealing:
 
 async def _shown(look: Look, job_schedule: str) -> Row:
     row = await schedules.show(look.connection, look.tenant, job_schedule)
-    return camel({name: row[name] for name in JobScheduleRow.model_fields})
+    return camel({name: row[name] for name in JobScheduleInFull.model_fields})

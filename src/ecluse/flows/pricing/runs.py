@@ -26,7 +26,7 @@ from ecluse.flows.pricing.states import By, Hop, Move, move_runs, move_targets
 from ecluse.insight.waiting import why_run
 from ecluse.retention.kinds import Aged
 
-CHUNK = 5_000
+CHUNK, QUEUED_AT_ONCE = 5_000, 500
 RULES = Records("pricing rule", "pricing_rules")
 TERMS = tuple(Terms.model_fields)
 require_run = partial(show, noun="rule run", table="rule_runs")
@@ -194,13 +194,13 @@ async def queue_for_processing(
         raise Conflict(f"The plan of rule run {run} is another one: read its preview again, and queue that.")
     if targets is not None and not targets:
         raise InvalidInput("target_ids: name at least one target, or leave it out to queue all")
-    chosen = targets or await _of_status(connection, run, states.PREVIEW)
+    chosen = sorted(set(targets)) if targets else await _of_status(connection, run, states.PREVIEW)
     if not chosen:
         raise Conflict(f"The plan of rule run {run} changes no price.", code="NO_PLAN")
     await move_runs(connection, {run: states.QUEUED}, by)
     sql = "UPDATE rule_runs SET canary = %s, max_failure_rate = %s, stopped_reason = NULL WHERE id = %s"
     await connection.execute(sql, (limits.canary, limits.max_failure_rate, run))
-    await move_targets(connection, [Move(one, (states.QUEUED,)) for one in chosen], by, run=run)
+    await _queue(connection, run, chosen, by)
 
 
 async def retry_failed(connection: Connection, tenant: str, run: int, targets: Sequence[int] | None, by: By) -> None:
@@ -214,7 +214,7 @@ async def retry_failed(connection: Connection, tenant: str, run: int, targets: S
     chosen = await _of_status(connection, run, states.FAILED) if targets is None else sorted(set(targets))
     if not chosen:
         raise Refused(409, "NOTHING_FAILED", f"Rule run {run} has no failed targets to retry.")
-    await move_targets(connection, [Move(one, (states.QUEUED,)) for one in chosen], by, run=run)
+    await _queue(connection, run, chosen, by)
 
 
 async def require_idle(connection: Connection, run: int, within: int = 0) -> None:
@@ -261,6 +261,13 @@ async def drain_dlq(connection: Connection, tenant: str, project: int) -> Row:
     total = sum(row["targets"] for row in rows)
     unsent = sum(row["targets"] for row in rows if row["error_code"] == states.NOT_ATTEMPTED)
     return {"project_id": project, "total": total, "not_attempted": unsent, "causes": rows}
+
+
+async def _queue(connection: Connection, run: int, targets: Sequence[int], by: By) -> None:
+    """Queue targets of a run, given by id in ascending order; between two chunks the event loop is free."""
+    for start in range(0, len(targets), QUEUED_AT_ONCE):
+        moves = [Move(one, (states.QUEUED,)) for one in targets[start : start + QUEUED_AT_ONCE]]
+        await move_targets(connection, moves, by, run=run)
 
 
 async def _of_status(connection: Connection, run: int, status: str) -> Sequence[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ecluse.access.answers import Encoded
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_one, fetch_row
@@ -50,8 +51,10 @@ FROM leases WHERE tenant_id = %s AND key = %s AND ended_at IS NULL
 """
 
 TRANSCRIPT = """
-SELECT r.call_id, r.has_transcription, r.transcription_id, r.transcribed_at, r.transcription_text,
-       r.transcription_data,
+SELECT r.call_id, r.has_transcription, r.transcription_id, r.transcribed_at,
+       num_nonnulls(r.transcription_data, r.transcription_text) = 0 AS nothing,
+       coalesce(r.transcription_data, jsonb_build_object('text', r.transcription_text, 'words', '[]'::jsonb))::text
+           AS transcription,
        (SELECT coalesce(jsonb_agg(jsonb_build_object('position', c.position, 'speaker', c.speaker, 'start_s', c.start_s,
                'end_s', c.end_s, 'text', c.text) ORDER BY c.position), '[]')
         FROM recording_transcription_chunks c WHERE c.recording_id = r.id) AS chunks
@@ -178,7 +181,6 @@ async def transcript(connection: Connection, tenant: str, fiche_id: str, call_id
     row = await fetch_one(connection, dict, TRANSCRIPT, (tenant, fiche_id, call_id))
     if row is None:
         raise NotFound(f"There is no recording {call_id} of fiche {fiche_id}.")
-    text, data = row.pop("transcription_text"), row.pop("transcription_data")
-    if data is None and text is None:
+    if row.pop("nothing"):
         raise NotFound(f"There is no transcript of recording {call_id} of fiche {fiche_id}.")
-    return {"fiche_id": fiche_id, **row, "transcription": data or {"text": text, "words": []}}
+    return {"fiche_id": fiche_id, **row, "transcription": Encoded(row["transcription"].encode())}
