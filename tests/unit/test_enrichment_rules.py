@@ -12,7 +12,6 @@ from ecluse.base.errors import ForbiddenTransition, InvalidInput
 from ecluse.flows.enrichment import card, rules
 from ecluse.flows.enrichment.rules import Known, Limits
 from ecluse.flows.enrichment.states import (
-    OPTIONAL,
     REQUIRED,
     Fetched,
     Status,
@@ -62,7 +61,7 @@ def test_every_combination_has_one_result(asked: list[Source], failing: tuple[bo
     fetched = [Fetched(one, "TIMEOUT" if wrong[one] else None, 503 if wrong[one] else 200) for one in asked]
     result = evaluate(fetched, core_identity=core)
     required = sum(wrong[one] for one in asked if one in REQUIRED)
-    optional = sum(wrong[one] for one in asked if one in OPTIONAL)
+    optional = sum(wrong[one] for one in asked if one is not Source.SEARCH)
     fits = {
         "SUCCESS": core and not required and not optional,
         "PARTIAL": core and not required and optional > 0,

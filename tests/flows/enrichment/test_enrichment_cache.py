@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from ecluse.base.logging import MANDATORY
 from ecluse.engine import PublishedEvent
-from ecluse.flows.enrichment.relaunch import REFRESH, relaunch
+from ecluse.flows.enrichment.events import REFRESH
+from ecluse.flows.enrichment.relaunch import relaunch
 from ecluse.flows.enrichment.rules import Limits
 from ecluse.flows.enrichment.states import Trigger
 from tests.support.engine_flows import until

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ecluse.engine import pause_lane, resume_lane
+from ecluse.engine import PublishedEvent, pause_lane, resume_lane
 from ecluse.engine.runs.lifecycle import load_run
 from ecluse.engine.work.completion import end_by_operator
+from ecluse.flows.enrichment.events import REFRESH
 from ecluse.flows.enrichment.flow import LANES
+from ecluse.flows.enrichment.relaunch import relaunch
 from ecluse.flows.enrichment.requests import Launched
 from ecluse.flows.enrichment.states import Trigger
 from ecluse.vendors.registers import Source
@@ -246,6 +248,30 @@ async def test_an_operator_ends_a_job_and_the_company_is_not_left_running(world:
     assert company["enrichment_status"] == "PARTIAL"
     assert company["enrichment_error"] == "INPI_RNE:-:UNKNOWN|API_ENTREPRISE_RCS:-:UNKNOWN"
     assert world.events(SNCF)[-1][1]["enrichment_status"] == "PARTIAL"
+
+
+async def test_a_tenant_that_ends_a_shared_job_ends_nothing_for_others(world: World) -> None:
+    tenants(world, "rival")
+    async with world.kit.pool.connection() as connection:
+        await pause_lane(connection, LANES[Source.INPI], reason="a test", by="test")
+        _, launched = await world.request(SNCF)
+        assert launched.job_id is not None
+        others, attached = await world.request(SNCF, "rival")
+        assert attached.job_id == launched.job_id
+        await at_stage(world, Source.INPI)
+        run = await load_run(connection, launched.job_id)
+        await end_by_operator(connection, world.kit.flow("enrichment"), run, "enough", by="test")
+        await resume_lane(connection, LANES[Source.INPI], reason="a test", by="test")
+    events = world.query("SELECT tenant_id, payload, correlation_id FROM events_outbox WHERE event_type = %s", REFRESH)
+    assert events == [("rival", {"company_siren": SNCF}, "correlation-rival")]
+    published = PublishedEvent(
+        7, "rival", "k", REFRESH, "registry", "correlation-rival", "a flow", datetime.now(UTC), events[0][1], None
+    )
+    await relaunch(world.kit.pool, world.kit.flow("enrichment"), world.made.config, [published])
+    ((job, tenant),) = world.query("SELECT run_id, tenant_id FROM enrichment_jobs WHERE ended_at IS NULL")
+    assert tenant == "rival"
+    assert await world.kit.wait_for_run(job, PATIENCE)
+    assert (await world.shown(others, "rival"))["enrichment_status"] == "SUCCESS"
 
 
 async def test_directors_leave_no_trace_in_items_events_and_errors(world: World) -> None:

@@ -18,6 +18,7 @@ REQUESTED = "CompanyEnrichmentRequested"
 STARTED = "CompanyEnrichmentStarted"
 SOURCE_FETCHED = "CompanyEnrichmentSourceFetched"
 COMPLETED = "CompanyEnrichmentCompleted"
+REFRESH = "company/refresh"  # asks for a company again (`relaunch.py`)
 NULLS = dict.fromkeys(("request_id", "job_id", "source_api", "http_status", "error_code", "duration_ms"))
 
 
@@ -57,6 +58,12 @@ def completed(tenant: str, correlation: str, *, job: int, siren: str, result: Ev
     payload = {"job_id": str(job), "company_siren": siren, "enrichment_status": str(result.status), **result.counters}
     key = f"{COMPLETED}:{job}"
     return _event(tenant, key, COMPLETED, correlation, payload, error_message=result.enrichment_error)
+
+
+def refresh(tenant: str, correlation: str, *, job: int, siren: str) -> Event:
+    """Return the event by which a tenant asks again for a company whose job another tenant has ended."""
+    key, payload = f"{REFRESH}:{job}", {"company_siren": siren}
+    return Event(tenant, key, REFRESH, f"company:{siren}", payload, correlation, PRODUCER)
 
 
 def _event(

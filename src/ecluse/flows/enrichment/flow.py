@@ -54,6 +54,7 @@ RETRIES = RetryPolicy(executions=3, base=0.25, multiplier=2.0)
 LATER = timedelta(seconds=5)
 LANES = {Source.SEARCH: "recherche-entreprises", Source.INPI: "inpi-rne", Source.RCS: "api-entreprise"}
 # No source gave the legal name: the company, which is the target of the run, has failed.
+STOPPED = "SELECT id FROM runs WHERE id = ANY(%s) AND end_cause = 'operator'"
 NAMELESS = """
 SELECT run_id FROM enrichment_sources WHERE run_id = ANY(%s) GROUP BY run_id
 HAVING NOT bool_or(coalesce(facts ->> 'legal_name', '') <> '')
@@ -223,7 +224,8 @@ async def settle_nameless(connection: Connection, runs: Sequence[Run]) -> None:
 
 async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
     """Merge, evaluate and store the results of these jobs and update their requests, in the transaction that ends the
-    runs. Return a Completed event for each tenant that has the job or a request attached to it."""
+    runs. Return a Completed event for each tenant that has the job or a request attached to it; if an operator of the
+    job's tenant has ended it, the other tenants ask again."""
     jobs = await records.open_jobs(connection, [run.id for run in runs])
     companies = await records.lock_companies(connection, [job.siren for job in jobs])
     results = await records.fetched(connection, [job.run_id for job in jobs])
@@ -239,10 +241,14 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
     waiting |= {
         (job_id, tenant): correlation for job_id, tenant, correlation in await records.end_jobs(connection, rows)
     }
-    return [
-        events.completed(tenant, correlation, job=job_id, siren=told[job_id][0].siren, result=told[job_id][1])
-        for (job_id, tenant), correlation in sorted(waiting.items())
-    ]
+    stopped = set(await fetch_column(connection, STOPPED, (list(told),)))
+    found = []
+    for (job_id, tenant), correlation in sorted(waiting.items()):
+        job, result = told[job_id]
+        found.append(events.completed(tenant, correlation, job=job_id, siren=job.siren, result=result))
+        if job_id in stopped and tenant != job.tenant_id:
+            found.append(events.refresh(tenant, correlation, job=job_id, siren=job.siren))
+    return found
 
 
 def concluded(

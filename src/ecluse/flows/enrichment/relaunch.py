@@ -10,10 +10,10 @@ from ecluse.db.query import fetch_row
 from ecluse.engine import Flow, PublishedEvent
 from ecluse.flows.enrichment import requests
 from ecluse.flows.enrichment.clients import Config
+from ecluse.flows.enrichment.events import REFRESH
 from ecluse.flows.enrichment.requests import Desk
 from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 
-REFRESH = "company/refresh"
 # The last request of the tenant for the company, unless it was triggered by this event already: events are published at
 # least once.
 WANTED = """

@@ -59,7 +59,6 @@ MEANING: Mapping[Status, str] = {  # the state of a run that pages show in the s
 }
 BY_HAND = {(Status.SUCCESS, Status.RUNNING)}  # only for a manual refresh (G-57)
 REQUIRED = (Source.SEARCH,)
-OPTIONAL = (Source.INPI, Source.RCS)
 LONGEST_ERROR = 2_000  # characters
 
 
