@@ -24,6 +24,7 @@ from ecluse.flows.audits.queries import unverified_steps
 from ecluse.insight import run_queries
 
 PAGE = 10_000  # large: of an open run each page also queries the expected failures
+READ = "runs.read"
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail", "unverified_steps")
 OF_TARGET = COLUMNS[:5]
 SIGNS = "-=+@\uff0d\uff1d\uff0b\uff20"  # the four, and their full-width forms
@@ -48,7 +49,7 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
 
 @routes.get(
     "/api/runs/{run_id}/outcomes.csv",
-    openapi_extra=needs("runs.read") | {"x-command": {"name": "runs outcomes"}},
+    openapi_extra=needs(READ) | {"x-command": {"name": "runs outcomes"}},
     response_class=StreamingResponse,
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
@@ -60,18 +61,18 @@ async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
     first = await _page(reads, tenant, wanted, None)  # before the answer begins: an unknown run is a 404
     unverified = await reads(lambda c: unverified_steps(c, tenant, wanted))
     return StreamingResponse(
-        _all(reads, tenant, wanted, first, unverified),
+        _all(request, wanted, first, unverified),
         media_type="text/csv; charset=utf-8; header=present",
         headers={"Content-Disposition": f'attachment; filename="run-{wanted}-outcomes.csv"'},
     )
 
 
-async def _all(
-    reads: Reads, tenant: str, run_id: int, page: list[Row], unverified: Mapping[str, int]
-) -> AsyncIterator[str]:
+async def _all(request: Request, run_id: int, page: list[Row], unverified: Mapping[str, int]) -> AsyncIterator[str]:
+    reads, tenant = reads_of(request), caller_of(request).tenant
     yield lines([COLUMNS])
     while page:
         yield lines([*[row[name] for name in OF_TARGET], _expected(row), unverified.get(row["target"])] for row in page)
+        await door.admit_rest(request, READ)
         page = await _page(reads, tenant, run_id, page[-1]["target"])
 
 

@@ -3,6 +3,7 @@ the credential of an agent, which sees the jobs of its own host only."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Field
 
-from ecluse.access import agents, answers
+from ecluse.access import agents, answers, door
 from ecluse.access.door import UNKNOWN_AGENT, caller_of, check_storable, needs
 from ecluse.access.envelope import ErrorAnswer, Refused, as_json
 from ecluse.access.keys import digest
@@ -33,6 +34,7 @@ enrolment = APIRouter(tags=["agent"])
 ONE = "/api/agent/job-runs/{job_run_id}"
 REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorAnswer}, 422: {"model": ErrorAnswer}}
 LONGEST_WAIT, MOST_JOBS = 30, 16
+LOOK_EVERY = 10.0  # seconds between two checks of the credential of a long poll
 OFFLINE_AFTER = timedelta(minutes=1)
 REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
 Short = Annotated[str, Field(max_length=500)]
@@ -163,9 +165,21 @@ async def claim_jobs(request: Request, body: Claiming) -> Response:
             left = began + body.wait_seconds - at
             if jobs or body.max == 0 or left <= 0 or leasing.polls.stopping:
                 break
-            if not await woken_within(request, woken, left):
+            if not await _woken(request, woken, left):
                 break
     return await answers.answer(request, {"jobs": jobs, "waitedSeconds": at - began})
+
+
+async def _woken(request: Request, woken: asyncio.Event, seconds: float) -> bool:
+    """Wait up to `seconds` to be woken; return False if that did not happen, or if the client has disconnected. Raise
+    Refused as soon as the agent may not claim any more: its tenant may have been disabled."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        found = await woken_within(request, woken, min(left, LOOK_EVERY))
+        await door.admit_again(request, EXECUTE)
+        if found or await request.is_disconnected():
+            return found
+    return False
 
 
 @surface.operation(
