@@ -39,3 +39,31 @@ def test_deliveries_are_not_started_by_hand(two_flows):
     assert (answer.status, answer.code) == (422, "INVALID_INPUT")
     assert "/test" in answer.json["error"]["message"]
     assert two_flows.get("/api/runs?flow=notifications").json["runs"] == []
+
+
+@pytest.mark.parametrize("squatted", ["payday-retry-1", "payday-retry-22", "a-retry-1-retry-2"])
+def test_a_callers_key_is_never_that_of_a_repetition(two_flows, squatted):
+    answer = two_flows.post("/api/runs", {"flow": "test", "key": squatted})
+    assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert "-retry-" in answer.json["error"]["message"]
+    assert two_flows.post("/api/runs", {"flow": "test", "key": "payday-retry-1x"}).status in (200, 201)
+
+
+@pytest.mark.parametrize(
+    ("flow", "plan"),
+    [
+        ("notifications", {}),
+        (
+            "enrichment",
+            {"company_siren": "552049447", "trigger": "x", "request_id": None, "asked": [], "recipient": None},
+        ),
+        ("jobs", {}),
+    ],
+)
+def test_what_is_not_started_by_hand_is_not_started_by_a_schedule_either(two_flows, flow, plan):
+    given = {"name": "nightly", "flow": flow, "cron": "0 2 * * *", "timezone": "UTC"}
+    for wanted in (plan, {**plan, "idempotency_key": "k"}):
+        answer = two_flows.post("/api/schedules", {**given, "plan": wanted})
+        assert (answer.status, answer.code) == (422, "INVALID_INPUT")
+    assert two_flows.post("/api/runs", {"flow": flow}).status == 422
+    assert two_flows.get("/api/schedules").json["schedules"] == []

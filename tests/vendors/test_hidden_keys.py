@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import html
+import importlib
+import inspect
 import json
+import pkgutil
 from collections.abc import Awaitable, Callable
 from datetime import date
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
+from ecluse import vendors
 from ecluse.base.errors import VendorError
 from ecluse.vendors.api_entreprise import ApiEntreprise, Purpose
+from ecluse.vendors.connectors import CONNECTORS, opened
 from ecluse.vendors.crm import Crm
 from ecluse.vendors.elevenlabs import ElevenLabs, Speech
 from ecluse.vendors.hiding import HiddenKeys
 from ecluse.vendors.http import VendorHttp
+from ecluse.vendors.inpi import InpiRne
 from ecluse.vendors.llm import Llm
-from tests.support.raw_server import RawServer, Script, client_of, raw_server, response
+from ecluse.vendors.price_list import PriceList
+from ecluse.vendors.recherche_entreprises import RechercheEntreprises
+from ecluse.vendors.registers import Register
+from ecluse.vendors.shops import Shop
+from tests.support.raw_server import NOW, RawServer, Script, client_of, raw_server, response
 
 KEY = "canary/7f3a-9c1e \u00e9 and a longer end"
 PLAIN = "canary-7f3a9c1e5b"
+
+
+Call = Callable[[VendorHttp, str], Awaitable[Any]]
 
 
 def ask_llm(http: VendorHttp, key: str) -> Awaitable[Any]:
@@ -28,13 +44,27 @@ def ask_llm(http: VendorHttp, key: str) -> Awaitable[Any]:
     return Llm(http, key, model="m").ask(**wanted)  # type: ignore[arg-type]
 
 
-CALLS: dict[str, Callable[[VendorHttp, str], Awaitable[Any]]] = {
+def of_shop(connector: str, call: Callable[[Shop], Awaitable[Any]]) -> Call:
+    async def called(http: VendorHttp, key: str) -> Any:
+        wanted = {"currency": "EUR", "allowed_networks": ["127.0.0.0/8"], "now": lambda: NOW}
+        async with opened(connector, http._base_url, key, **wanted) as shop:  # type: ignore[arg-type]
+            return await call(shop)
+
+    return called
+
+
+CALLS: dict[str, Call] = {
     "crm sales": lambda http, key: Crm(http, key).sales(date(2026, 3, 2)),
     "crm fiche": lambda http, key: Crm(http, key).fiche("1001"),
     "elevenlabs": lambda http, key: ElevenLabs(http, key, Speech()).transcribe(source_url="https://a.test/1.mp3"),
     "llm": ask_llm,
     "api entreprise": lambda http, key: ApiEntreprise(http, key, Purpose("1", "2", "3")).facts("552049447"),
+    **{f"{one} catalogue": of_shop(one, lambda shop: shop.catalogue(None)) for one in CONNECTORS},
+    **{f"{one} facts": of_shop(one, lambda shop: shop.facts()) for one in CONNECTORS},
+    **{f"{one} write": of_shop(one, lambda shop: shop.set_prices("p", {"v": 100}, key="k")) for one in CONNECTORS},
 }
+# Clients that are not in CALLS. INPI logs in: its own test is in test_vendor_registers.py.
+NO_KEY_IN_CALLS = {InpiRne, RechercheEntreprises, Register, PriceList}
 # Bodies of each vendor's own shape, with {echo} where it repeats the request.
 BODIES = {
     "plain": "{echo}",
@@ -43,8 +73,15 @@ BODIES = {
     "llm": '{{"error": {{"message": "Incorrect API key provided: {echo}", "code": "invalid_api_key"}}}}',
     "chat": '{{"model": "m", "choices": [{{"message": {{"content": "{echo}"}}}}]}}',
     "refused": '{{"model": "m", "choices": [{{"message": {{"refusal": "{echo}"}}}}]}}',
+    "shopify": '{{"errors": [{{"message": "{echo}", "extensions": {{"code": "ACCESS_DENIED"}}}}]}}',
+    "shopify code": '{{"errors": [{{"message": "no", "extensions": {{"code": "{echo}"}}}}]}}',
     "cut": '{{"x": "' + 280 * "x" + '{echo}"}}',
 }
+
+USER_ERROR = (
+    '{{"data": {{"productVariantsBulkUpdate": {{"productVariants": [],'
+    ' "userErrors": [{{"message": "{echo}", "code": "{echo}"}}]}}}}}}'
+)
 
 
 def echoing(body: str, status: int) -> Script:
@@ -72,12 +109,82 @@ async def test_an_echoing_vendor_shows_nothing_of_the_key(call: str, body: str, 
     assert error.message
 
 
+async def test_the_refusal_of_one_price_shows_nothing_of_the_key() -> None:
+    async with raw_server(echoing(USER_ERROR, 200)) as server, client_of(server.port, deadline=30) as http:
+        (error,) = (await CALLS["shopify write"](http, PLAIN)).values()
+    assert PLAIN in server.requests[0]
+    assert "refused the price" in error.message
+    assert "7f3a" not in f"{error.message} {error.args} {error.code}"
+
+
+def test_every_client_of_a_vendor_is_called_by_these_tests() -> None:
+    modules = [importlib.import_module(f"ecluse.vendors.{one.name}") for one in pkgutil.iter_modules(vendors.__path__)]
+    clients = {
+        kind
+        for module in modules
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind is not Shop
+        if "http" in inspect.signature(kind.__init__).parameters
+    }
+    here = {Crm, ElevenLabs, Llm, ApiEntreprise, *CONNECTORS.values()}
+    assert clients == here | NO_KEY_IN_CALLS
+
+
+@pytest.mark.parametrize("headers", [{"Location": "{echo}"}, {"Retry-After": "{echo}"}, {"X-Echo": "{echo}"}])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_redirect_or_a_header_or_a_status_text_shows_nothing_of_the_key(
+    call: str, headers: dict[str, str]
+) -> None:
+    async def script(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        said = {name: value.format(echo=f"https://a.test/{PLAIN}?k={PLAIN}") for name, value in headers.items()}
+        status = 302 if "Location" in headers else 503
+        head = response(b"", status=status, headers=said)
+        writer.write(head.replace(b"Whatever", PLAIN.encode()))
+        await writer.drain()
+
+    async with raw_server(script) as server, client_of(server.port, deadline=30) as http:
+        with pytest.raises(VendorError) as caught:
+            await CALLS[call](http, PLAIN)
+    assert "7f3a" not in f"{caught.value.message} {caught.value.args} {caught.value.code}"
+
+
+@pytest.mark.parametrize("pieces", [[400], [1, 3, 3, 400], [1] * 90])
+async def test_a_key_in_pieces_or_cut_off_by_a_lost_connection_is_hidden(pieces: list[int]) -> None:
+    """The body is sent in pieces, and the connection is lost within the key."""
+    for cut in range(4, len(PLAIN)):
+        body = f'{{"said": "no: {PLAIN}", "again": "{PLAIN[:cut]}'.encode()
+
+        async def script(
+            server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = body
+        ) -> None:
+            await server.request(reader)
+            writer.write(b"HTTP/1.1 400 No\r\nContent-Length: 1000\r\n\r\n")
+            start = 0
+            for size in pieces:
+                writer.write(body[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(0)
+                start += size
+
+        async with raw_server(script) as server, client_of(server.port, deadline=30) as http:
+            with pytest.raises(VendorError) as caught:
+                await Crm(http, PLAIN).fiche("1001")
+        assert "canar" not in caught.value.message
+        assert "no: ***" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "spelled",
     [
         KEY,
         json.dumps(KEY)[1:-1],
-        "canary%2F7f3a-9c1e%20%C3%A9%20and%20a%20longer%20end",
+        json.dumps(KEY)[1:-1].replace("/", "\\/"),
+        quote(KEY, safe=""),
+        quote(KEY),
+        quote_plus(KEY),
+        "canary%2f7f3a-9c1e%20%c3%a9%20and%20a%20longer%20end",
+        html.escape(KEY),
     ],
 )
 def test_a_key_is_removed_however_it_is_spelled(spelled: str) -> None:
@@ -85,6 +192,22 @@ def test_a_key_is_removed_however_it_is_spelled(spelled: str) -> None:
     hidden.add(KEY)
     assert hidden.removed(f"<{spelled}>") == "<***>"
     assert hidden.in_answer(bytearray(f"<{spelled}>".encode())) == b"<***>"
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("before", ["", "u", "us", "user:", "Bearer ", "\0name\0"])
+@pytest.mark.parametrize("after", ["", ":", "\0\0", ", and the rest of the request"])
+def test_a_key_is_removed_from_base64_wherever_it_begins(before: str, after: str, encode: Any) -> None:
+    key = "canary?7f3a>>~~9c1e"
+    hidden = HiddenKeys()
+    hidden.add(key)
+    text = encode(f"{before}{key}{after}".encode()).decode()
+    for shown in (hidden.removed(text), hidden.in_answer(bytearray(text.encode())).decode()):
+        assert "***" in shown
+        for left in shown.split("***"):
+            clean = left.rstrip("=").translate(str.maketrans("-_", "+/"))
+            assert b"7f3a" not in base64.b64decode(clean[: len(clean) // 4 * 4])
+        assert len(shown.replace("***", "").rstrip("=")) * 6 / 8 <= len(before + after) + 3
 
 
 def test_a_short_word_is_not_taken_for_a_key() -> None:

@@ -12,12 +12,14 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
+import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -30,6 +32,7 @@ from ecluse.access.permissions import EXECUTE, PERMISSIONS
 from ecluse.base.text import storable
 from ecluse.db.reads import Reads
 
+log = structlog.get_logger(__name__)
 FORM = "application/x-www-form-urlencoded"
 PERMISSION, NARROWED, REFUSES = "x-permission", "x-narrowed", "x-refuses"
 DEEPEST = 100
@@ -166,7 +169,7 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
         raise BadCredentials(401, "CREDENTIAL_REVOKED", UNKNOWN_AGENT, ASK)
     if caller is None:
         raise BadCredentials(401, "UNAUTHENTICATED", UNKNOWN, ASK)
-    request.state.caller = caller
+    request.state.caller, request.state.key = caller, key
     if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
         request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
@@ -178,6 +181,22 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if caller.scope != "ALL" and not narrowed:
         raise Refused(403, "SCOPE", f"This route needs a key of scope ALL; this key has scope {caller.scope}.")
     return caller
+
+
+async def admit_again(request: Request, permission: str, *, narrowed: bool = False) -> Caller:
+    """Check the key of an admitted request anew, while its answer waits or is sent; return its caller as it is now.
+    Raise Refused if the request would not be admitted now."""
+    return await admit(request, request.state.key, permission, narrowed=narrowed)
+
+
+async def admit_rest(request: Request, permission: str) -> None:
+    """Check the key of a request anew before more of its answer is sent. If it would not be admitted now, break the
+    connection: nothing else tells the client that the answer is incomplete."""
+    try:
+        await admit_again(request, permission)
+    except Refused as refused:
+        log.warning("request: answer cut off, its key was refused", path=request.url.path, why=refused.message)
+        raise ClientDisconnect from refused
 
 
 async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:

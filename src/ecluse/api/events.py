@@ -18,7 +18,7 @@ from ecluse.access.keys import Caller
 from ecluse.access.limits import limit_exceeded
 from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
-from ecluse.base.errors import InvalidInput
+from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.engine import PublishedEvent, read_published
 from ecluse.realtime.channels import WHOLE_TENANT, Subject, channel_name, channels_of, subject_of
 from ecluse.realtime.hub import UNAUTHORISED, Listener, durable, is_realtime
@@ -173,9 +173,9 @@ class _Stream:
         return self._listener.leave is None
 
     async def _may_listen(self) -> bool:
-        _, _, key = self._request.headers["authorization"].partition(" ")
-        caller = await self._request.app.state.keys.find(key)
-        if caller is None or caller.disabled:
+        try:
+            caller = await door.admit_again(self._request, "me.read", narrowed=True)
+        except (Refused, NotFound):
             return False
         if not self._subjects:
             return _may_hear_all(caller)

@@ -27,6 +27,7 @@ from ecluse.insight import run_queries
 
 PAGE = 10_000  # large: of an open run each page also queries the expected failures
 WRITTEN_AT_ONCE = 500  # rows; in between the event loop is free
+READ = "runs.read"
 COLUMNS = ("target", "outcome", "error_code", "reason", "effect_may_exist", "will_fail", "unverified_steps")
 OF_TARGET = COLUMNS[:5]
 SIGNS = "-=+@\uff0d\uff1d\uff0b\uff20"  # the four, and their full-width forms
@@ -51,7 +52,7 @@ def lines(rows: Iterable[Iterable[object]]) -> str:
 
 @routes.get(
     "/api/runs/{run_id}/outcomes.csv",
-    openapi_extra=needs("runs.read") | {"x-command": {"name": "runs outcomes"}},
+    openapi_extra=needs(READ) | {"x-command": {"name": "runs outcomes"}},
     response_class=StreamingResponse,
     responses={200: {"content": {"text/csv": {"example": lines([COLUMNS, ("SKU-7", "failed", "NOT_FOUND")])}}}},
 )
@@ -65,15 +66,14 @@ async def outcomes_csv(request: Request, run_id: str) -> StreamingResponse:
     async with change(request, "run.export", f"run:{wanted}"):
         pass  # nothing changes: only the row in the audit trail is stored
     return StreamingResponse(
-        _all(reads, tenant, wanted, first, unverified),
+        _all(request, wanted, first, unverified),
         media_type="text/csv; charset=utf-8; header=present",
         headers={"Content-Disposition": f'attachment; filename="run-{wanted}-outcomes.csv"'},
     )
 
 
-async def _all(
-    reads: Reads, tenant: str, run_id: int, page: list[Row], unverified: Mapping[str, int]
-) -> AsyncIterator[str]:
+async def _all(request: Request, run_id: int, page: list[Row], unverified: Mapping[str, int]) -> AsyncIterator[str]:
+    reads, tenant = reads_of(request), caller_of(request).tenant
     yield lines([COLUMNS])
     while page:
         for start in range(0, len(page), WRITTEN_AT_ONCE):
@@ -82,6 +82,7 @@ async def _all(
                 [*[row[name] for name in OF_TARGET], _expected(row), unverified.get(row["target"])] for row in some
             )
             await asyncio.sleep(0)  # sending to a quick client does not wait
+        await door.admit_rest(request, READ)
         page = await _page(reads, tenant, run_id, page[-1]["target"])
 
 

@@ -3,10 +3,11 @@ two."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ecluse.access.wire import Body, OutcomeCounts, Page, Shape, StageRow, WillFail
 from ecluse.engine import EndCause, State
@@ -166,13 +167,17 @@ class LogPage(Page):
     total: int = Field(description="Total number of lines.")
 
 
+def _no_repetition(key: str) -> str:
+    if re.search(r"-retry-\d+\Z", key):
+        raise ValueError("must not end with -retry- and a number: such keys name the repetitions of a run")
+    return key
+
+
 class StartRun(Body):
     flow: str = Field(examples=["hello"])
     input: dict[str, Any] = Field(default={}, examples=[{"articles": 500}])
-    key: str | None = Field(
+    key: Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_no_repetition)] | None = Field(
         None,
-        min_length=1,
-        max_length=400,
         description="Names the decision to start a run: while that run is open, a second start with this key starts "
         "nothing. The event key of the run is `request:` followed by this key.",
     )

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
+from ecluse.access import door
 from ecluse.access.changes import change
 from ecluse.access.commands import Command
 from ecluse.access.door import caller_of, needs
@@ -129,6 +130,7 @@ async def _exported(request: Request, given: Row, form: str, page: Row) -> Async
             yield b"".join(to_json(row) + b"\n" for row in page["entries"])
         if page["next_cursor"] is None:
             return
+        await door.admit_rest(request, "trail.read")
         page = await _page(request, given, page["next_cursor"])
 
 

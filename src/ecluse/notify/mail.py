@@ -14,7 +14,6 @@ import aiosmtplib
 from aiosmtplib.protocol import PERIOD_REGEX, SMTPProtocol, normalize_message_line_endings
 
 from ecluse.base.errors import NotFound, NotSentError, PermanentError, TransientError, VendorError
-from ecluse.base.masking import masked
 from ecluse.base.text import storable
 from ecluse.db.connect import Connection, Pool
 from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext
@@ -23,6 +22,7 @@ from ecluse.notify import confirmation_tokens
 from ecluse.notify.mail_text import LONGEST_TEXT, address_of, compose, request_to_confirm
 from ecluse.notify.rules import CONFIRM
 from ecluse.notify.work import Delivery, Resources, Setup, Smtp, load
+from ecluse.vendors.hiding import HiddenKeys
 
 # The breaker counts outages of the mail server, which concern every mail. Only mails that were never handed over fail
 # with UNREACHABLE, so a retry cannot send them twice. The codes in `silent` are not answers of the server.
@@ -109,6 +109,7 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
     delivery is set before the text is sent, `sent_at` after it was accepted. Raise NotSentError if it could not be
     handed over, PermanentError or TransientError if the server refuses it, Uncertain if it cannot be known whether it
     was sent, and TransientError if `per_day` mails were sent for the tenant today."""
+    hidden = HiddenKeys(smtp.password)
     client = aiosmtplib.SMTP(
         hostname=smtp.host,
         port=smtp.port,
@@ -123,8 +124,8 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
         try:
             await client.connect()
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise _not_sent(error) from error
-        protocol = await _announce(client, smtp, delivery)
+            raise _not_sent(hidden, error) from error
+        protocol = await _announce(client, smtp, delivery, hidden)
         await _begin(pool, delivery, per_day)
         try:
             # The rest of `client.data()`, which does not report whether the text had been sent.
@@ -132,19 +133,19 @@ async def hand_over(smtp: Smtp, pool: Pool, delivery: Delivery, mail: EmailMessa
             protocol.write(b".\r\n")
             answer = await protocol.read_response(timeout=smtp.timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise Uncertain(_failure("no answer to its text", error)) from error
+            raise Uncertain(_failure(hidden, "no answer to its text", error)) from error
         if answer.code == 250:
             await _did(pool, SENT, delivery)
-            return storable(masked(answer.message), LONGEST_TEXT)
+            return storable(hidden.in_text(answer.message), LONGEST_TEXT)
         if not 400 <= answer.code < 600:
             raise Uncertain(f"the server answered {answer.code}")
         await _did(pool, REFUSED, delivery)
-        raise _refusal(answer.code, answer.message)
+        raise _refusal(hidden, answer.code, answer.message)
     finally:
         client.close()
 
 
-async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> SMTPProtocol:
+async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery, hidden: HiddenKeys) -> SMTPProtocol:
     """Send MAIL, RCPT and DATA, up to the point where the server waits for the text; return the protocol to send it
     with."""
     try:
@@ -152,35 +153,35 @@ async def _announce(client: aiosmtplib.SMTP, smtp: Smtp, delivery: Delivery) -> 
         await client.rcpt(delivery.recipient)
         answer = await client.execute_command(b"DATA")
     except aiosmtplib.SMTPResponseException as error:
-        raise _refusal(error.code, error.message) from error
+        raise _refusal(hidden, error.code, error.message) from error
     except (aiosmtplib.SMTPException, OSError) as error:
-        raise _not_sent(error) from error
+        raise _not_sent(hidden, error) from error
     if answer.code != 354 or client.protocol is None:
-        raise _refusal(answer.code, answer.message)
+        raise _refusal(hidden, answer.code, answer.message)
     return client.protocol
 
 
-def _refusal(code: int, answer: str) -> VendorError:
+def _refusal(hidden: HiddenKeys, code: int, answer: str) -> VendorError:
     """Return the error for an answer of the server that refuses the mail: permanent for codes from 500 on, otherwise
     transient."""
-    message = storable(masked(f"the mail server: {code} {answer}"))
+    message = storable(hidden.in_text(f"the mail server: {code} {answer}"))
     if code >= 500:
         return PermanentError(message, code="MAIL_REFUSED")
     return TransientError(message, code="MAIL_DEFERRED", ambiguous=False)
 
 
-def _not_sent(error: Exception) -> NotSentError:
+def _not_sent(hidden: HiddenKeys, error: Exception) -> NotSentError:
     """Return the error for a mail that was not handed over. No connection, no answer or a 4xx answer is an outage
     of the server. A refusal (of the password, for example) is not an outage, but is retried: the operator may correct
     it, and the mail itself is not at fault."""
     answered = error.code if isinstance(error, aiosmtplib.SMTPResponseException) else None
     outage = isinstance(error, OSError) if answered is None else 400 <= answered < 500
-    return NotSentError(_failure("the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
+    return NotSentError(_failure(hidden, "the mail server", error), code=UNREACHABLE if outage else "MAIL_SERVER")
 
 
-def _failure(subject: str, error: Exception) -> str:
+def _failure(hidden: HiddenKeys, subject: str, error: Exception) -> str:
     """Return a message about an error, with secrets hidden."""
-    return storable(masked(f"{subject}: {type(error).__name__}: {error}"))
+    return storable(hidden.in_text(f"{subject}: {type(error).__name__}: {error}"))
 
 
 async def _begin(pool: Pool, delivery: Delivery, per_day: int) -> None:

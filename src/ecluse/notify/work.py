@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from ecluse.engine import Done, Item, Postponed, Result, WorkContext
 from ecluse.notify import endpoints, posts
 from ecluse.notify.rules import Kind, message_id, patience
 from ecluse.notify.webhook_signature import OLD_SECRET_SIGNS, old_name, signed
+from ecluse.vendors.hiding import HiddenKeys, secret_parts
 
 if TYPE_CHECKING:
     from ecluse.vendors.guarded import GuardedHttp
@@ -172,7 +173,9 @@ async def post(context: WorkContext, item: Item) -> Result:
         url, keys = await _opened(connection, own.setup.read_secret, delivery)
     body = _body(delivery, keys)
     headers = signed(keys, delivery.name, context.now(), body.decode()) if delivery.kind == "webhook" else {}
+    hidden = HiddenKeys(*secret_parts(url), *keys)  # a receiver may repeat the request
     reply = await own.http.post(url, body, JSON | headers)
+    reply = replace(reply, body=bytes(hidden.in_answer(bytearray(reply.body))))
     refused = reply.refusal(context.now())
     if refused is None:
         return Done({"status": reply.status, "answer": storable(reply.body.decode("utf-8", "replace"), EXCERPT)})

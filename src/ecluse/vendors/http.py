@@ -167,7 +167,7 @@ class VendorHttp:
         subject = f"{self.name} {method} {path}"
         sending = Sending()
         response: ClientResponse | None = None
-        answer = bytearray()
+        answer, whole = bytearray(), False
         try:
             async with asyncio.timeout(deadline):
                 response = await session.request(
@@ -183,6 +183,7 @@ class VendorHttp:
                 largest = self._largest_body if succeeded else LARGEST_REFUSAL
                 while len(answer) <= largest and (chunk := await response.content.readany()):
                     answer += chunk
+                whole = len(answer) <= largest
         except (ClientError, TimeoutError) as exc:
             # A refusal is definite once its status is known, even if reading its body fails.
             if response is None or succeeded:
@@ -192,7 +193,7 @@ class VendorHttp:
                 response.release()  # reuses the connection only if the answer was read to its end
         await self._turnstile.go_through()
         # Before anything is cut off: half a key is a secret, too.
-        answer = self._hidden.in_answer(answer)
+        answer = self._hidden.in_answer(answer, cut_off=not whole)
         if not succeeded:
             error = refusal(subject, response.status, response.headers, answer, self._now())
             error = error if explain is None else explain(error, bytes(answer))

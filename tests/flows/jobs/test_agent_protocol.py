@@ -11,6 +11,7 @@ from itertools import pairwise
 import psycopg
 import pytest
 
+from ecluse.access.keys import FRESH_SECONDS
 from ecluse.db.shares import WRITE_SETTINGS
 from ecluse.flows.jobs.states import CLAIM, END, Claim
 from tests.flows.jobs.conftest import LEASE
@@ -135,6 +136,20 @@ def test_a_revoked_credential_is_refused_within_a_second_and_ends_a_long_poll(wo
     assert revoked["revokedAt"] is not None
     time.sleep(1)
     assert (claim(agent).status, claim(agent).code) == (401, "CREDENTIAL_REVOKED")
+
+
+def test_a_disabled_tenant_ends_the_long_polls_of_its_agents(world, ask):
+    host = world.host()
+    agent = world.credential(host)
+    try:
+        with in_background(lambda: claim(agent, wait=30)) as found:
+            time.sleep(0.3)
+            ask("UPDATE tenants SET disabled_at = ecluse_now()")
+    finally:
+        ask("UPDATE tenants SET disabled_at = NULL")
+    ((answer, seconds),) = found
+    assert (answer.status, answer.code, seconds < 15) == (403, "TENANT_DISABLED", True)
+    time.sleep(FRESH_SECONDS)
 
 
 def test_a_rotated_credential_is_valid_until_the_new_one_claims(world):

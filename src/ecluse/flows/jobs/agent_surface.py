@@ -12,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Field
 
-from ecluse.access import agents, answers, audit_trail
+from ecluse.access import agents, answers, audit_trail, door
 from ecluse.access.changes import record
 from ecluse.access.door import UNKNOWN_AGENT, caller_of, check_storable, needs
 from ecluse.access.envelope import BadCredentials, ErrorAnswer, Refused, as_json, request_id
@@ -173,6 +173,7 @@ async def claim_jobs(request: Request, body: Claiming) -> Response:
                 break
             if not await woken_within(request, woken, left):
                 break
+            await door.admit_again(request, EXECUTE)  # the tenant may have been disabled
     return await answers.answer(request, {"jobs": jobs, "waitedSeconds": at - began})
 
 

@@ -17,10 +17,13 @@ API, SWEEPERS = frozenset[Role]({"api"}), frozenset[Role]({"worker", "scheduler"
 
 # The first attempt at or after each host in the index (host, due): found whatever the planner expects of a host.
 WAITED_FOR = """
-SELECT h FROM unnest(%s::text[]) AS h CROSS JOIN LATERAL (
+SELECT h FROM unnest(%(hosts)s::text[]) AS h CROSS JOIN LATERAL (
     SELECT r.host_id, r.due_at FROM job_runs r WHERE r.status = 'pending' AND r.host_id >= h
     ORDER BY r.host_id, r.due_at LIMIT 1) AS first
 WHERE first.host_id = h AND first.due_at <= (SELECT ecluse_now())
+UNION ALL
+SELECT h.id FROM job_hosts h JOIN tenants t ON t.id = h.tenant_id
+WHERE t.disabled_at IS NOT NULL AND h.id = ANY(%(hosts)s)
 """
 
 
@@ -33,12 +36,12 @@ class Leasing:
     polls: Polls
 
     async def look(self, pool: Pool) -> None:
-        """Wake the polls of hosts for which an attempt has become due, or whose notification was lost: one statement
-        for all of them."""
+        """Wake the polls of hosts for which an attempt has become due, whose notification was lost, or whose tenant was
+        disabled: one statement for all of them."""
         if hosts := self.polls.keys:
             async with pool.connection() as connection:
                 # Not prepared: a plan made while no attempt was pending would read all of them, for each host.
-                found = await fetch_rows(connection, WAITED_FOR, (hosts,), prepare=False)
+                found = await fetch_rows(connection, WAITED_FOR, {"hosts": hosts}, prepare=False)
             for (host,) in found:
                 self.polls.wake(host)
 
