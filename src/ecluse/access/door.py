@@ -144,7 +144,7 @@ def refusals(route: Guarded) -> list[str]:
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
     found += ["BAD_REQUEST", "NOT_JSON", "REQUEST_TIMEOUT", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
     found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "SERVER_BUSY", "READ_TIMEOUT"]
-    found += ["CONNECTION_LIMIT"]
+    found += ["CONNECTION_LIMIT", "HEAD_TOO_LARGE"]
     return [*dict.fromkeys(found)]
 
 
