@@ -34,6 +34,7 @@ DEEP = (100, 200, 300, 900)
         (json.dumps(START).encode("utf-16"), 400, "NOT_JSON"),
         (b'{"flow": "test", "input": {"payload": NaN}}', 400, "NOT_JSON"),
         (b'{"flow": "test", "input": {"payload": 1e400}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": {"payload": ' + b"9" * 5_000 + b"}}", 422, "INVALID_INPUT"),
         (b'{"flow": "test", "input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "NOT_JSON"),
         *(
             (b'{"flow": "test", "input": {"payload": ' + b"[" * n + b"]" * n + b"}}", 422, "INVALID_INPUT")

@@ -225,8 +225,12 @@ def _parsed(body: bytes) -> Any:
         value = json.loads(
             body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
         )
+    except json.JSONDecodeError:
+        raise
     except (UnicodeDecodeError, RecursionError) as error:
         raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
+    except ValueError as error:  # Python converts no more than 4300 digits: it would take long
+        raise HTTPException(422, "A number is too large.") from error
     check_storable(value)
     return value
 
