@@ -20,6 +20,10 @@ KNOBS = {
     "ECLUSE_LIMIT_SCHEDULES": 3,
     "ECLUSE_LIMIT_AUDIT_CONFIGS": 2,
     "ECLUSE_LIMIT_ENDPOINTS": 2,
+    "ECLUSE_LIMIT_PRICING_PROJECTS": 1,
+    "ECLUSE_LIMIT_PRICING_RULES": 1,
+    "ECLUSE_LIMIT_RULE_RUNS": 1,
+    "ECLUSE_ALLOWED_NETWORKS": "127.0.0.0/8",
     "ECLUSE_LIMIT_JOB_HOSTS": 2,
     "ECLUSE_LIMIT_JOB_SERVERS": 2,
     "ECLUSE_LIMIT_API_KEYS": 4,
@@ -142,6 +146,46 @@ def test_server_instances_are_limited(tenant):
     made = [client.post("/api/jobs/servers", {"name": f"s{n}", "hostId": host}) for n in range(3)]
     assert [one.status for one in made] == [201, 201, 429]
     assert refusal(made[-1])[1:3] == ("LIMIT_REACHED", ["job_servers"])
+
+
+def test_schedules_of_jobs_are_schedules(tenant):
+    client = tenant("admin")
+    host = client.post("/api/jobs/hosts", {"name": "h"}).json["id"]
+    server = client.post("/api/jobs/servers", {"name": "s", "hostId": host}).json["id"]
+    nightly = {"serverInstanceId": server, "cronExpression": "0 2 * * *", "jobType": "shell", "payload": {}}
+    made = [client.post("/api/jobs/schedules", {**nightly, "name": f"n{n}"}) for n in range(3)]
+    assert [one.status for one in made] == [201] * 3, made[0].json
+    refused = client.post("/api/jobs/schedules", {**nightly, "name": "one more"})
+    assert refusal(refused)[:3] == (429, "LIMIT_REACHED", ["schedules"])
+
+
+def test_projects_rules_and_rule_runs_are_limited(tenant, sandbox):
+    client = tenant("admin")
+    shop = {"connector": "shopify", "base_url": f"{sandbox.url}/shopify/unlimited/", "currency": "EUR"}
+    rule = {"selection": {"tags": ["summer"]}, "change": {"kind": "percent", "percent": "-15"}, "floor": 300}
+
+    def first_and_second(path, body):
+        first, second = client.post(path, {**body, "name": "a"}), client.post(path, {**body, "name": "b"})
+        assert first.status in (201, 202), first.json
+        return first.json["id"], refusal(second)[:3]
+
+    project, refused = first_and_second("/api/pricing/projects", {**shop, "access_token": "shpat_x"})
+    assert refused == (429, "LIMIT_REACHED", ["pricing_projects"])
+    made, refused = first_and_second("/api/pricing/rules", {**rule, "project_id": project})
+    assert refused == (429, "LIMIT_REACHED", ["pricing_rules"])
+    previews = [client.post("/api/pricing/runs", {"rule_id": made}) for _ in range(2)]
+    assert previews[0].status == 201, previews[0].json
+    assert refusal(previews[1])[:3] == (429, "LIMIT_REACHED", ["rule_runs"])
+
+
+def test_the_bytes_of_a_body_and_the_fiches_of_a_batch_count(tenant, slow_line):
+    client = slow_line()
+    for _ in range(2):
+        assert client.post("/api/runs", {"flow": "nothing", "key": "x" * 700_000}).status in (422, 429)
+    assert refusal(client.get("/api/me"))[2] == ["key_megabytes"]
+    batch = tenant()
+    assert batch.post("/api/transcriptions/batch", {"fiche_ids": [str(n) for n in range(900)]}).status in (200, 202)
+    assert 90 <= used(batch)["key_requests"] <= 97
 
 
 def test_a_revoked_key_makes_room(tenant):

@@ -33,12 +33,14 @@ UNREAD = 6  # deadlines after which a client that takes nothing of its answer is
 @dataclass(frozen=True)
 class EdgeLimits:
     """Limits on connections. `seconds`: how long a client may take to send the head of a request, and again its body.
-    `proxies`: addresses and networks of reverse proxies, separated by commas, to which `per_address` does not apply."""
+    `proxies`: addresses and networks of reverse proxies, separated by commas, to which `per_address` does not apply.
+    `unread`: after how many times `seconds` a client that takes nothing of its answer is disconnected."""
 
     connections: int
     per_address: int
     seconds: float
     proxies: str
+    unread: int = UNREAD
 
 
 class Edge:
@@ -264,12 +266,12 @@ class Connection(HttpToolsProtocol):
             self._unread = self.loop.call_later(self._edge.limits.seconds, self._look_unread, left, 1)
 
     def _look_unread(self, before: int, looks: int) -> None:
-        """Disconnect the client if it has taken nothing of its answer at UNREAD looks in a row; from the first one on,
-        the connection may be closed to make room."""
+        """Disconnect the client if it has taken nothing of its answer at `unread` looks in a row; from the first one
+        on, the connection may be closed to make room."""
         left = self.transport.get_write_buffer_size()
         if left < before:
             looks = 0
-        elif looks >= UNREAD:
+        elif looks >= self._edge.limits.unread:
             self.transport.abort()
             return
         else:
