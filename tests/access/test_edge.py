@@ -184,6 +184,7 @@ def unread(client: Client, times: int = 20) -> contextlib.AbstractContextManager
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(strict):
     with unread(strict) as one:
+        assert one.recv(1)
         wait_for(lambda: strict.app.state.edge.connections == 0)
         said, _ = until_closed(one)
     assert len(said) < 10_000_000
@@ -206,7 +207,7 @@ def test_at_the_limit_clients_that_do_not_read_make_room_for_others(small):
     edge.limits, limits = replace(edge.limits, unread=1_000), edge.limits
     with contextlib.ExitStack() as stack:
         for _ in range(8):
-            stack.enter_context(unread(small))
+            assert stack.enter_context(unread(small)).recv(1), "no request is in progress"
 
         def makes_room() -> bool:
             with connected(small, WHOLE) as one, contextlib.suppress(ConnectionResetError, TimeoutError):
