@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -127,7 +128,9 @@ def create_app(
     app.state.transcriptions = transcription_config(settings)
     app.state.enrichment = enrichment_config(settings)
     app.state.automation = _automation(settings, sealing=app.state.secrets is not None)
-    app.state.realtime = realtime = open_realtime(settings, app.state.secrets, limits, lost_rights)
+    app.state.realtime = realtime = open_realtime(
+        settings, app.state.secrets, replace(limits, sockets=settings.ECLUSE_LIMIT_TENANT_SOCKETS), lost_rights
+    )
     app.state.notify = notify_setup(settings, database.dsn, app.state.secrets)
     app.state.leasing = job_leasing(settings)
     app.state.guard = GuardedHttp(app.state.notify.allowed_networks)

@@ -8,11 +8,13 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 from websockets.sync.client import connect
 
+from ecluse.access.edge import UNREAD
 from tests.support.api_server import FLOW, Client, new_key, serving
 from tests.support.metrics import scrape
 from tests.support.realtime_events import on_its_loop
@@ -40,6 +42,13 @@ def strict(dsn) -> Iterator[Client]:
     """A server whose clients have little time."""
     with serving(dsn, FLOW, ECLUSE_REQUEST_DEADLINE_SECONDS=SOON) as client:
         yield client.with_key(new_key(dsn))
+
+
+@pytest.fixture(scope="module")
+def patient(dsn) -> Iterator[Client]:
+    """A server whose clients have as much time as by default."""
+    with serving(dsn, FLOW) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +148,74 @@ def test_a_websocket_is_not_cut(strict):
         time.sleep(3 * SOON)
         socket.send('{"event": "pusher:ping", "data": {}}')
         assert "pong" in socket.recv(LATER)
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET / HTTP/1.1\r\n", 8_000 * b"X: y\r\n"),
+        (b"GET / HTTP/1.1\r\nX: ", 60_000 * b"a"),
+        (b"GET /", 60_000 * b"a"),
+        (
+            HALF_A_BODY.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked")[:-8] + b"0\r\n",
+            8_000 * b"X: y\r\n",
+        ),
+    ],
+    ids=["headers", "one header", "path", "trailers"],
+)
+def test_a_head_without_an_end_is_refused_before_its_deadline(patient, begin, more):
+    with connected(patient, begin) as one:
+        one.settimeout(SOON)
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):
+                one.sendall(more)
+                with contextlib.suppress(TimeoutError):
+                    said = one.recv(65_536)
+                    break
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "HEAD_TOO_LARGE"
+
+
+def unread(client: Client, times: int = 20) -> contextlib.AbstractContextManager[socket.socket]:
+    """A client that asks for 20 MB without a key, and reads nothing."""
+    return connected(client, times * b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(strict):
+    with unread(strict) as one:
+        assert one.recv(1)
+        wait_for(lambda: strict.app.state.edge.connections == 0)
+        said, _ = until_closed(one)
+    assert len(said) < 10_000_000
+
+
+def test_a_client_that_reads_slowly_is_not_disconnected(strict):
+    with unread(strict, 8) as one:
+        got, until = 0, time.monotonic() + 2 * UNREAD * SOON
+        while time.monotonic() < until:
+            got += len(one.recv(200_000))
+            time.sleep(SOON / 3)
+        while got < 8_000_000:
+            part = one.recv(65_536)
+            assert part
+            got += len(part)
+
+
+def test_at_the_limit_clients_that_do_not_read_make_room_for_others(small):
+    edge = small.app.state.edge
+    edge.limits, limits = replace(edge.limits, unread=1_000), edge.limits
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            assert stack.enter_context(unread(small)).recv(1), "no request is in progress"
+
+        def makes_room() -> bool:
+            with connected(small, WHOLE) as one, contextlib.suppress(ConnectionResetError, TimeoutError):
+                return one.recv(64).startswith(b"HTTP/1.1 200 ")
+            return False
+
+        wait_for(makes_room)
+    edge.limits = limits
 
 
 @pytest.mark.parametrize("sends", [SILENT, HALF_A_HEAD, HALF_A_BODY], ids=["nothing", "half a head", "half a body"])

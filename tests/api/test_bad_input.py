@@ -37,6 +37,7 @@ BEGINNING = "/api/fiches?q=a%00b"  # the beginning of an id, which no id has
         (json.dumps(START).encode("utf-16"), 400, "NOT_JSON"),
         (b'{"flow": "test", "input": {"payload": NaN}}', 400, "NOT_JSON"),
         (b'{"flow": "test", "input": {"payload": 1e400}}', 422, "INVALID_INPUT"),
+        (b'{"flow": "test", "input": {"payload": ' + b"9" * 5_000 + b"}}", 422, "INVALID_INPUT"),
         (b'{"flow": "test", "input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "NOT_JSON"),
         *(
             (b'{"flow": "test", "input": {"payload": ' + b"[" * n + b"]" * n + b"}}", 422, "INVALID_INPUT")

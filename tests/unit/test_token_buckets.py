@@ -91,18 +91,18 @@ def test_no_limit_is_zero():
     for _ in range(1_000):
         limits.charge(caller(), 1_000)
         limits.count_bytes(caller(), 10**9)
-        limits.open_stream(caller())
+        limits.open(caller(), "page_streams")
 
 
 def test_a_stream_gives_its_place_back():
     limits, _ = limiter(key_page_streams=2, tenant_page_streams=3)
-    close, *_ = [limits.open_stream(caller(1)) for _ in range(2)]
+    close, *_ = [limits.open(caller(1), "page_streams") for _ in range(2)]
     with pytest.raises(Refused) as refusal:
-        limits.open_stream(caller(1))
+        limits.open(caller(1), "page_streams")
     assert limit_of(refusal) == (429, "TOO_MANY_CONNECTIONS", "key_page_streams", "10")
-    limits.open_stream(caller(2))
+    limits.open(caller(2), "page_streams")
     with pytest.raises(Refused) as refusal:
-        limits.open_stream(caller(2))
+        limits.open(caller(2), "page_streams")
     assert limit_of(refusal)[2] == "tenant_page_streams"
     close()
-    limits.open_stream(caller(1))
+    limits.open(caller(1), "page_streams")

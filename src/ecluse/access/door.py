@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -81,13 +82,13 @@ class Guarded(APIRoute):
             charge(request, await _admit(request, permission, narrowed))
             _refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
-                return await _counted(request, await handle(request))
+                return await counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise HTTPException(415, f"Send the body as {wanted}.")
             strict = StrictRequest(request.scope, request.receive)
             if wanted != FORM:
                 await strict.parse()
-            return await _counted(request, await handle(strict))
+            return await counted(request, await handle(strict))
 
         return guarded
 
@@ -100,11 +101,25 @@ def charge(request: Request, caller: Caller) -> None:
     limiter.charge(caller, cost_of(request.method, int(rows) if rows.isdecimal() and len(rows) < 4 else 0))
 
 
-async def _counted(request: Request, answer: Response) -> Response:
-    if (body := getattr(answer, "body", None)) is not None:  # no stream
-        request.app.state.limits.count_bytes(request.state.caller, len(body))
+async def counted(request: Request, answer: Response) -> Response:
+    """Return the answer, its bytes counted for the limits of the caller: those of a stream as they are sent. A large
+    body is compressed."""
+    limiter, caller = request.app.state.limits, caller_of(request)
+    if isinstance(answer, StreamingResponse):
+        answer.body_iterator = _counted_parts(limiter, caller, answer.body_iterator)
+    else:
+        limiter.count_bytes(caller, len(answer.body))
         await answers.compressed(request, answer)
     return answer
+
+
+async def _counted_parts(
+    limiter: Limiter, caller: Caller, parts: AsyncIterable[str | bytes | memoryview]
+) -> AsyncIterator[bytes]:
+    async for part in parts:
+        sent = part.encode() if isinstance(part, str) else bytes(part)
+        limiter.count_bytes(caller, len(sent))
+        yield sent
 
 
 def _query_parameters(route: APIRoute) -> list[str]:
@@ -147,7 +162,7 @@ def refusals(route: Guarded) -> list[str]:
     found += ["BODY_TOO_LARGE"] if "GET" not in (route.methods or ()) else []
     found += ["BAD_REQUEST", "NOT_JSON", "REQUEST_TIMEOUT", "UNSUPPORTED_MEDIA_TYPE"] if body is not None else []
     found += ["INVALID_INPUT", *declared[REFUSES], "INTERNAL", "DATABASE_AWAY", "SERVER_BUSY", "READ_TIMEOUT"]
-    found += ["CONNECTION_LIMIT"]
+    found += ["CONNECTION_LIMIT", "HEAD_TOO_LARGE"]
     return [*dict.fromkeys(found)]
 
 
@@ -244,8 +259,12 @@ def _parsed(body: bytes) -> Any:
         value = json.loads(
             body.decode(), object_pairs_hook=_no_key_twice, parse_constant=_no_such_number, parse_float=_finite
         )
+    except json.JSONDecodeError:
+        raise
     except (UnicodeDecodeError, RecursionError) as error:
         raise json.JSONDecodeError("it is not UTF-8, or nested too deeply", "", 0) from error
+    except ValueError as error:  # Python converts no more than 4300 digits: it would take long
+        raise HTTPException(422, "A number is too large.") from error
     check_storable(value)
     return value
 

@@ -3,7 +3,8 @@
 A client that holds a connection and sends nothing costs a file descriptor, and the database and vendors need
 descriptors, too. At the limit, a new connection therefore replaces the one that has waited longest without a complete
 request, so that silent and slow connections, however many, cannot keep out a client that sends one. Streams and
-WebSockets are requests in progress: neither a deadline nor another connection ends them.
+WebSockets are requests in progress: neither a deadline nor another connection ends them. A client that takes nothing of
+its answer counts as silent, and is disconnected after UNREAD deadlines.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ecluse.access.turns import Turns
 
 log = structlog.get_logger(__name__)
+LARGEST_HEAD = 65_536  # bytes, and those that arrived together with the first of them
+UNREAD = 6  # deadlines after which a client that takes nothing of its answer is disconnected
 
 
 @dataclass(frozen=True)
 class EdgeLimits:
     """Limits on connections. `seconds`: how long a client may take to send the head of a request, and again its body.
-    `proxies`: addresses and networks of reverse proxies, separated by commas, to which `per_address` does not apply."""
+    `proxies`: addresses and networks of reverse proxies, separated by commas, to which `per_address` does not apply.
+    `unread`: after how many times `seconds` a client that takes nothing of its answer is disconnected."""
 
     connections: int
     per_address: int
     seconds: float
     proxies: str
+    unread: int = UNREAD
 
 
 class Edge:
@@ -146,6 +151,8 @@ class Connection(HttpToolsProtocol):
         self._edge = edge
         self._expected: Part | None = Part.HEAD
         self._deadline: asyncio.TimerHandle | None = None
+        self._without_end = 0  # bytes since the last part of a request was complete
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,24 +164,34 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
+        self._stop_unread()
         self._edge.left(self.transport, self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.timeout_keep_alive_task is not None and self._expected is None:
             self._expected = Part.HEAD  # bytes that begin no request, such as empty lines, have the deadline, too
+        self._without_end += len(data)
         super().data_received(data)
-        if self._expected is not None and self._deadline is None and not self.transport.is_closing():
+        if self._expected is None or self.transport.is_closing():
+            return
+        if self._without_end > LARGEST_HEAD:  # the parser keeps headers, and trailers, until they are complete
+            self._disconnect(431, "HEAD_TOO_LARGE", f"A head, or trailers, of more than {LARGEST_HEAD} bytes.")
+        elif self._deadline is None:
             self._start_deadline()
 
     def on_message_begin(self) -> None:
-        self._expected = Part.HEAD
+        self._expected, self._without_end = Part.HEAD, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._stop_deadline()
-        self._expected = Part.BODY
+        self._expected, self._without_end = Part.BODY, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._without_end = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_deadline()
@@ -189,9 +206,26 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:
             self._edge.waits(self)
+        elif self.transport.is_closing():
+            self._watch_unread()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_unread()  # the transport sends what is left before it closes
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._edge.works(self)
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_deadline()
+        self._stop_unread()
         self._expected = None
         self._edge.works(self)
         super().handle_websocket_upgrade()
@@ -212,11 +246,42 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # the server has paused reading: the client is not late
             self._start_deadline()
             return
+        if self._expected is Part.BODY:
+            self._disconnect(408, "REQUEST_TIMEOUT", f"The body was not sent within {self._edge.limits.seconds:g} s.")
+        else:
+            self.transport.close()
+
+    def _disconnect(self, status: int, code: str, message: str) -> None:
+        """Close the connection, with this answer unless another one has begun or is due before it."""
         if self._expected is Part.BODY and not self.pipeline and not self.cycle.response_started:
             self.cycle.disconnected = True  # the route, which waits for the body, learns that the client is gone
             self.cycle.message_event.set()
-            self._refuse(408, "REQUEST_TIMEOUT", f"The body was not sent within {self._edge.limits.seconds:g} s.")
+            self._refuse(status, code, message)
+        elif self._expected is Part.HEAD and (self.cycle is None or self.cycle.response_complete):
+            self._refuse(status, code, message)
         self.transport.close()
+
+    def _watch_unread(self) -> None:
+        if self._unread is None and (left := self.transport.get_write_buffer_size()):
+            self._unread = self.loop.call_later(self._edge.limits.seconds, self._look_unread, left, 1)
+
+    def _look_unread(self, before: int, looks: int) -> None:
+        """Disconnect the client if it has taken nothing of its answer at `unread` looks in a row; from the first one
+        on, the connection may be closed to make room."""
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            looks = 0
+        elif looks >= self._edge.limits.unread:
+            self.transport.abort()
+            return
+        else:
+            self._edge.waits(self)
+        self._unread = self.loop.call_later(self._edge.limits.seconds, self._look_unread, left, looks + 1)
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         error = {"code": code, "message": message, "details": None, "request_id": uuid.uuid4().hex}

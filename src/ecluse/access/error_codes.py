@@ -64,6 +64,9 @@ REFUSALS = {
     "BAD_REQUEST": ApiErrorCode(400, "The request could not be parsed.", "Correct what the message names."),
     "NOT_JSON": ApiErrorCode(400, "The body is not valid JSON.", "Send JSON in UTF-8, without duplicate keys."),
     "BODY_TOO_LARGE": ApiErrorCode(413, "The body has more bytes than allowed.", "Send less at once."),
+    "HEAD_TOO_LARGE": ApiErrorCode(
+        431, "The request line and headers, or the trailers of a body, are too long.", "Send fewer or shorter headers."
+    ),
     "REQUEST_TIMEOUT": ApiErrorCode(
         408, "The body did not arrive in time.", "Send the body at once, or raise ECLUSE_REQUEST_DEADLINE_SECONDS."
     ),

@@ -1,5 +1,5 @@
-"""Limits per API key and tenant: requests weighted by cost, bytes, page streams, and numbers of stored records. A
-request beyond a limit is answered 429 with the name of the limit and Retry-After.
+"""Limits per API key and tenant: requests weighted by cost, bytes, open streams and polls, and numbers of stored
+records. A request beyond a limit is answered 429 with the name of the limit and Retry-After.
 
 Requests and bytes are counted in memory, by each replica for itself, in token buckets that hold what a minute allows.
 Records are counted in the transaction that adds one, and only one such transaction of a tenant runs at a time. The
@@ -35,8 +35,13 @@ COUNTED = {
     "pricing_projects": "SELECT count(*) FROM pricing_projects WHERE tenant_id = %s AND deleted_at IS NULL",
     "pricing_rules": "SELECT count(*) FROM pricing_rules WHERE tenant_id = %s AND deleted_at IS NULL",
     "rule_runs": "SELECT count(*) FROM rule_runs WHERE tenant_id = %s",
+    "job_hosts": "SELECT count(*) FROM job_hosts WHERE tenant_id = %s AND deleted_at IS NULL",
+    "job_servers": "SELECT count(*) FROM job_servers WHERE tenant_id = %s AND deleted_at IS NULL",
+    "api_keys": """SELECT count(*) FROM api_keys
+WHERE tenant_id = %s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now())""",
 }
 ALL_COUNTS = f"SELECT {', '.join(f'({statement})' for statement in COUNTED.values())}"
+OPEN = {"page_streams": "open page streams", "streams": "open streams of events", "polls": "waiting polls"}
 # Concurrent transactions of a tenant check a count one after the other.
 LOCK = "SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE"
 
@@ -51,12 +56,20 @@ class Allowed:
     tenant_megabytes: int = 600
     key_page_streams: int = 50  # open at once
     tenant_page_streams: int = 100
+    key_streams: int = 1_000
+    tenant_streams: int = 2_000
+    key_polls: int = 10
+    tenant_polls: int = 1_000
+    tenant_sockets: int = 2_000
     schedules: int = 1_000
     audit_configs: int = 500
     endpoints: int = 50
     pricing_projects: int = 100
     pricing_rules: int = 1_000
     rule_runs: int = 10_000
+    job_hosts: int = 500
+    job_servers: int = 1_000
+    api_keys: int = 500
     answer_megabytes: int = 10  # of one answer
 
 
@@ -96,7 +109,7 @@ class LimitUse(NamedTuple):
     """A limit that applies to a caller, and how much of it is used."""
 
     name: str
-    limit: int
+    limit: int | None
     used: int
     resets_in_seconds: int | None = None  # until nothing is used any more; None: it does not reset by itself
 
@@ -107,7 +120,7 @@ class Limiter:
     def __init__(self, allowed: Allowed, now: Callable[[], float] = time.monotonic) -> None:
         self.allowed, self._now = allowed, now
         self._buckets: dict[tuple[str, str], Bucket] = {}
-        self._streams: Counter[tuple[str, str]] = Counter()
+        self._open: Counter[tuple[str, str]] = Counter()
         self.large = Shares("large_bodies_at_once", 1, LARGE_SECONDS)
 
     def charge(self, caller: Caller, cost: int) -> None:
@@ -127,21 +140,21 @@ class Limiter:
         later requests."""
         self._use(caller, "megabytes", count, self._now())
 
-    def open_stream(self, caller: Caller) -> Callable[[], None]:
-        """Count an open page stream and return the function to call when it ends. Raise Refused if the key or its
-        tenant has as many open page streams as allowed."""
-        held = [(name, whose) for name, whose, _ in self._whose(caller, "page_streams")]
-        for name, whose, most in self._whose(caller, "page_streams"):
-            if most and self._streams[name, whose] >= most:
-                says = f"This {name.partition('_')[0]} has {most} open page streams, as many as allowed ({name})."
+    def open(self, caller: Caller, what: str) -> Callable[[], None]:
+        """Count an open stream or poll (`what` in OPEN) and return the function to call when it ends. Raise Refused if
+        the key or its tenant has as many as allowed."""
+        held = [(name, whose) for name, whose, _ in self._whose(caller, what)]
+        for name, whose, most in self._whose(caller, what):
+            if most and self._open[name, whose] >= most:
+                says = f"This {name.partition('_')[0]} has {most} {OPEN[what]}, as many as allowed ({name})."
                 raise limit_exceeded("TOO_MANY_CONNECTIONS", name, says, 10)
-        self._streams.update(held)
+        self._open.update(held)
 
         def close() -> None:
-            self._streams.subtract(held)
+            self._open.subtract(held)
             for one in held:
-                if not self._streams[one]:
-                    del self._streams[one]
+                if not self._open[one]:
+                    del self._open[one]
 
         return close
 
@@ -152,23 +165,27 @@ class Limiter:
             await connection.execute(LOCK, (tenant,))
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
                 what = name.replace("_", " ")
-                says = f"This tenant has {most} {what}, as many as allowed ({name}). Delete one first, or raise "
-                raise limit_exceeded("LIMIT_REACHED", name, f"{says}{KNOB}{name.upper()}.", 60)
+                remedy = f"Delete one first, or ask the operator of the server to raise {KNOB}{name.upper()}."
+                says = f"This tenant has {most} {what}, as many as allowed ({name}). {remedy}"
+                details = [{"where": name, "problem": says}]
+                raise Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
 
     async def standing(self, connection: Connection, caller: Caller) -> list[LimitUse]:
-        """Return every limit that applies to the caller, with what is used of it; requests, bytes and streams are those
-        of this process."""
+        """Return every limit above that applies to the caller, with what is used of it; requests, bytes, streams and
+        polls are those of this process."""
         now, found = self._now(), []
         for name, whose, most in (*self._whose(caller, "requests"), *self._whose(caller, "megabytes")):
             unit = MEGABYTE if name.endswith("megabytes") else 1
             level = used(self._buckets.get((name, whose), Bucket()), most * unit, now)
             resets = math.ceil(level * 60 / (most * unit)) if most else 0
-            found.append(LimitUse(name, most, math.ceil(level / unit), resets))
-        for name, whose, most in self._whose(caller, "page_streams"):
-            found.append(LimitUse(name, most, self._streams[name, whose]))
+            found.append(LimitUse(name, most or None, math.ceil(level / unit), resets))
+        for what in OPEN:
+            for name, whose, most in self._whose(caller, what):
+                found.append(LimitUse(name, most or None, self._open[name, whose]))
         counts = await fetch_row(connection, ALL_COUNTS, (caller.tenant,) * len(COUNTED)) or ()
         return found + [
-            LimitUse(name, getattr(self.allowed, name), count) for name, count in zip(COUNTED, counts, strict=True)
+            LimitUse(name, getattr(self.allowed, name) or None, count)
+            for name, count in zip(COUNTED, counts, strict=True)
         ]
 
     def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:

@@ -15,7 +15,6 @@ from ecluse.access import door
 from ecluse.access.door import caller_of, needs
 from ecluse.access.envelope import Refused
 from ecluse.access.keys import Caller
-from ecluse.access.limits import limit_exceeded
 from ecluse.access.wire import LARGEST_ID, reads_of
 from ecluse.api.realtime import EVENTS_PATH, has_right, realtime_of, require_right
 from ecluse.base.errors import InvalidInput, NotFound
@@ -63,11 +62,8 @@ async def stream_events(
         raise Refused(403, "FORBIDDEN", "This key may not listen to everything of its tenant: name the channels.")
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: connect again.", {"Retry-After": "1"})
-    if realtime.pusher.full(caller.tenant, "sse"):
-        raise limit_exceeded(
-            "TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10
-        )
-    return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within)
+    closed = request.app.state.limits.open(caller, "streams")
+    return EventStream(_Stream(request, subjects, last).run(), realtime.limits.send_within, closed=closed)
 
 
 def _may_hear_all(caller: Caller) -> bool:

@@ -161,12 +161,14 @@ surface.listing(
     status=201,
     action="key.create",
     subject="key:{id}",
+    refuses=("LIMIT_REACHED",),
     command=Command("keys create", arguments=("name",), example="ecluse keys create 'nightly export' --role viewer"),
 )
 async def create_key(act: Act, body: NewKey) -> Row:
     """Create a key of this tenant, with no more permissions than the caller's. Only this answer shows the key."""
     if not ROLES[body.role] <= ROLES[act.caller.role]:
         raise Refused(403, "FORBIDDEN", f"A key of role {act.caller.role} may not create a key of role {body.role}.")
+    await act.require_room("api_keys")
     key_id, key = await keys.create(
         act.connection,
         act.tenant,

@@ -7,12 +7,20 @@ from typing import Literal
 from pydantic import Field
 
 from ecluse.access.commands import Command
-from ecluse.access.limits import KNOB, Limiter
+from ecluse.access.limits import KNOB, Limiter, LimitUse
 from ecluse.access.surface import Look, Surface
 from ecluse.access.wire import Shape
-from ecluse.db.query import Row
+from ecluse.db.query import Row, fetch_value
 
 surface = Surface("access")
+MAILS = "SELECT sent FROM mail_counts WHERE tenant_id = %s AND day = (ecluse_now() AT TIME ZONE 'UTC')::date"
+# Of the vendor at which this replica has most of the tenant's calls in flight.
+SLOTS = """
+SELECT coalesce(max(n), 0)::int FROM (
+    SELECT sum(c.in_flight) AS n FROM claims c JOIN runs r ON r.id = c.run_id JOIN lanes l ON l.id = c.lane_id
+    WHERE c.in_flight > 0 AND c.replica_id = %s AND r.tenant_id = %s GROUP BY l.base) v
+"""
+KNOBS = {"mails_per_day": "ECLUSE_MAILS_PER_DAY", "worker_slots": "ECLUSE_TENANT_SLOTS_SHARE"}
 
 
 class LimitRow(Shape):
@@ -21,8 +29,8 @@ class LimitRow(Shape):
     knob: str = Field(description="The setting.", examples=["ECLUSE_LIMIT_KEY_REQUESTS"])
     limit: int | None = Field(description="null: no limit. Of requests and megabytes: per minute.")
     used: int = Field(
-        description="What is used now. Requests, megabytes and streams are counted by each replica for itself: this is "
-        "the count of the replica that answers."
+        description="What is used now. Requests, megabytes, streams, polls, sockets and worker slots are counted by "
+        "each replica for itself: this is the count of the replica that answers."
     )
     resets_in_seconds: int | None = Field(
         description="Time until nothing is used any more; null: it does not reset by itself."
@@ -36,15 +44,28 @@ class LimitList(Shape):
 
 @surface.read("/api/limits", needs="me.read", narrowed=True, answer=LimitList, command=Command("limits"))
 async def show_limits(look: Look) -> Row:
-    """Show the limits of the key and its tenant, and what is used of each. A request beyond a limit is answered 429."""
+    """Show the limits of the key and its tenant, and what is used of each. A request beyond a limit is answered 429;
+    calls and mails wait."""
     limiter: Limiter = look.state.limits
     rows = [
         {
             **one._asdict(),
             "per": "key" if one.name.startswith("key_") else "tenant",
-            "knob": f"{KNOB}{one.name.upper()}",
-            "limit": one.limit or None,
+            "knob": KNOBS.get(one.name) or f"{KNOB}{one.name.upper()}",
+            "limit": one.limit,
         }
-        for one in await limiter.standing(look.connection, look.caller)
+        for one in [*await limiter.standing(look.connection, look.caller), *await _others(look)]
     ]
     return {"replica": look.kit.replica, "limits": rows}
+
+
+async def _others(look: Look) -> list[LimitUse]:
+    """Return the limits that other parts of the server enforce: sockets, mails and worker slots."""
+    pusher, kit = look.state.realtime.pusher, look.kit
+    mails = await fetch_value(look.connection, MAILS, (look.tenant,)) or 0
+    calls = await fetch_value(look.connection, SLOTS, (kit.replica, look.tenant))
+    return [
+        LimitUse("tenant_sockets", pusher.limits.sockets or None, pusher.sockets(look.tenant)),
+        LimitUse("mails_per_day", look.state.notify.mails_per_day, mails),
+        LimitUse("worker_slots", kit.tenant_slots, calls),
+    ]

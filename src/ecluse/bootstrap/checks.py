@@ -83,8 +83,14 @@ def _secrets(given: Settings) -> list[Finding]:
 def _limits(given: Settings) -> Finding:
     """Return the limits per key and tenant as a finding, which is a warning if some of them are off."""
     found = {name: getattr(given, name) for name in LimitKnobs.model_fields}
-    says = ", ".join(f"{name}={most}" for name, most in found.items() if most)
-    if off := [name for name, most in found.items() if not most]:
+    off = [name for name, most in found.items() if not most]
+    found |= {"ECLUSE_MAILS_PER_DAY": given.ECLUSE_MAILS_PER_DAY}
+    if (share := given.ECLUSE_TENANT_SLOTS_SHARE) < 1:
+        found |= {"ECLUSE_TENANT_SLOTS_SHARE": share}
+    else:
+        off.append("ECLUSE_TENANT_SLOTS_SHARE")
+    says = ", ".join(f"{name}={most}" for name, most in found.items() if name not in off)
+    if off:
         do = "one tenant can use up what others need: set a limit, unless there is only one tenant"
         return Finding("warn", "limits", f"no limit: {', '.join(off)}; {says}", do)
     return Finding("ok", "limits", says)

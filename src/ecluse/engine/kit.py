@@ -46,6 +46,7 @@ from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.worker import Worker
+from ecluse.engine.work.worker_slots import slots_left
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +99,11 @@ class Kit:
         self.worker: Worker | None = None
         self._committing: asyncio.Task[None] | None = None
         self._traces = TraceRows(self.clock)
+
+    @property
+    def tenant_slots(self) -> int | None:
+        """The worker slots of this process that one tenant's calls to one vendor may hold; None: all of them."""
+        return slots_left(self.tenant_share, self.hands, 0, 0) if self.tenant_share < 1 else None
 
     async def start(self) -> None:
         """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need. Also

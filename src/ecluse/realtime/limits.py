@@ -9,10 +9,9 @@ from dataclasses import dataclass
 class Limits:
     """The limits of realtime, with their defaults; tests pass shorter ones."""
 
-    # Per tenant and replica. The app key is public: sockets have a limit of their own, so that they cannot use up that
-    # of streams.
+    # Per tenant and replica; 0: no limit. The app key is public: sockets have a limit of their own, so that they cannot
+    # use up that of streams.
     sockets: int = 2_000
-    streams: int = 2_000
     subscriptions: int = 100  # of one socket
     message_bytes: int = 20_000
     client_events: int = 10  # of one socket in a second

@@ -24,7 +24,7 @@ from ecluse.db.connect import Pool
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.realtime.apps import KEY, App, Apps
 from ecluse.realtime.channels import NAME, PRIVATE, encoded, subject_of
-from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, Transport, frame
+from ecluse.realtime.hub import DISABLED, LONGEST_NAME, TOO_SLOW, Hub, Listener, Message, frame
 from ecluse.realtime.limits import Limits
 from ecluse.realtime.pusher_signatures import Grant, granted
 
@@ -50,10 +50,13 @@ class PusherServer:
     def __init__(self, hub: Hub, apps: Apps | None, why_off: Callable[[str], str | None], limits: Limits) -> None:
         self._hub, self._apps, self._why_off, self.limits = hub, apps, why_off, limits
 
-    def full(self, tenant: str, transport: Transport) -> bool:
-        """Return True if the tenant has reached its maximum number of connections of this transport."""
-        most = self.limits.sockets if transport == "websocket" else self.limits.streams
-        return sum((one.tenant, one.transport) == (tenant, transport) for one in self._hub.listeners) >= most
+    def sockets(self, tenant: str) -> int:
+        """Return the number of open sockets of the tenant."""
+        return sum((one.tenant, one.transport) == (tenant, "websocket") for one in self._hub.listeners)
+
+    def full(self, tenant: str) -> bool:
+        """Return True if the tenant has as many open sockets as allowed."""
+        return 0 < self.limits.sockets <= self.sockets(tenant)
 
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
         """Accept a socket and serve it until it ends; refuse it with a close code if it may not connect."""
@@ -90,7 +93,7 @@ class PusherServer:
             return UNKNOWN_APP
         if app.disabled or self._why_off(app.tenant) is not None:
             return DISABLED
-        return OVER_QUOTA if self.full(app.tenant, "websocket") else app
+        return OVER_QUOTA if self.full(app.tenant) else app
 
 
 class Connection:

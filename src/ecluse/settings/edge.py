@@ -15,8 +15,9 @@ class EdgeKnobs(BaseSettings):
 
     ECLUSE_REQUEST_DEADLINE_SECONDS: Annotated[float, at_least(0.1)] = Field(
         10.0,
-        description="Time that a client has to send the request line and headers, and again to send the body. Streams "
-        "and sockets are not affected. Minimum 0.1.",
+        description="Time that a client has to send the request line and headers, and again to send the body. A "
+        "client that takes nothing of its answer for six times as long is disconnected. Streams and sockets that are "
+        "read are not affected. Minimum 0.1.",
     )
     ECLUSE_MAX_CONNECTIONS: Annotated[int, at_least(1)] = Field(
         10_000,

@@ -33,10 +33,20 @@ class LimitKnobs(BaseSettings):
         50, "Pages that update themselves, open at once with one API key, at each replica."
     )
     ECLUSE_LIMIT_TENANT_PAGE_STREAMS: Most = _most(100, "The same for all keys of a tenant together.")
+    ECLUSE_LIMIT_KEY_STREAMS: Most = _most(
+        1_000, "Streams of events (`GET /api/events`), open at once with one API key, at each replica."
+    )
+    ECLUSE_LIMIT_TENANT_STREAMS: Most = _most(2_000, "The same for all keys of a tenant together.")
+    ECLUSE_LIMIT_KEY_POLLS: Most = _most(10, "Requests for jobs of one agent that wait at once, at each replica.")
+    ECLUSE_LIMIT_TENANT_POLLS: Most = _most(1_000, "The same for all agents of a tenant together.")
+    ECLUSE_LIMIT_TENANT_SOCKETS: Most = _most(2_000, "WebSockets of a tenant, open at once, at each replica.")
     ECLUSE_LIMIT_SCHEDULES: Most = _most(1_000, "Schedules of a tenant.")
     ECLUSE_LIMIT_AUDIT_CONFIGS: Most = _most(500, "Audit configs of a tenant.")
     ECLUSE_LIMIT_ENDPOINTS: Most = _most(50, "Notification endpoints of a tenant.")
     ECLUSE_LIMIT_PRICING_PROJECTS: Most = _most(100, "Pricing projects of a tenant.")
     ECLUSE_LIMIT_PRICING_RULES: Most = _most(1_000, "Pricing rules of a tenant.")
     ECLUSE_LIMIT_RULE_RUNS: Most = _most(10_000, "Rule runs of a tenant, previews included.")
+    ECLUSE_LIMIT_JOB_HOSTS: Most = _most(500, "Hosts of a tenant.")
+    ECLUSE_LIMIT_JOB_SERVERS: Most = _most(1_000, "Server instances of a tenant.")
+    ECLUSE_LIMIT_API_KEYS: Most = _most(500, "API keys of a tenant that are in force.")
     ECLUSE_LIMIT_ANSWER_MEGABYTES: Most = _most(10, "Megabytes of one JSON answer, before compression.")

@@ -48,6 +48,8 @@ class Page(APIRoute):
                 if permission is not None:
                     door.charge(request, await admitted(request, permission))
                 answer = await handle(request)
+                if permission is not None:
+                    answer = await door.counted(request, answer)
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
                 note_refusal(request, error)
                 answer = _instead(request, error)

@@ -20,7 +20,6 @@ from fastapi import Request, Response
 from markupsafe import Markup
 
 from ecluse.access.envelope import Refused, status_of
-from ecluse.access.limits import limit_exceeded
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.shares import Busy
@@ -87,11 +86,7 @@ def stream(
     tenant = request.state.caller.tenant
     if realtime.hub.stopping:
         raise Refused(503, "STOPPING", "This server is stopping: try again.")
-    if realtime.pusher.full(tenant, "sse"):
-        raise limit_exceeded(
-            "TOO_MANY_CONNECTIONS", "tenant_streams", "This tenant has as many open streams as allowed.", 10
-        )
-    closed = request.app.state.limits.open_stream(request.state.caller)
+    closed = request.app.state.limits.open(request.state.caller, "page_streams")
 
     async def sent() -> AsyncGenerator[bytes]:
         with realtime.hub.listening(Listener(tenant, "sse")) as listener:

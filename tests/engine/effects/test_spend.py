@@ -340,6 +340,15 @@ async def test_a_budget_below_what_is_spent_or_of_another_tenant_is_refused(idle
     assert query("SELECT count(*) FROM budgets") == [(0,)]
 
 
+async def test_a_change_of_a_budget_wakes_waiting_calls_in_its_own_transaction(idle, query):
+    kit, one, f = idle
+    await begin(kit, one, f, 1)
+    for amount in ("1", "2"):
+        query("UPDATE items SET postponed_cause = 'budget', postponed_why = 'x', due_at = ecluse_now() + '1 hour'")
+        await put(kit, amount)
+        assert query("SELECT postponed_cause, due_at <= ecluse_now() FROM items") == [(None, True)]
+
+
 async def test_a_call_that_was_refused_right_before_a_raise_is_woken_all_the_same(idle, query):
     kit, one, f = idle
     await put(kit, "1")

@@ -80,7 +80,7 @@ async def _try_new(asked: CallerRequest, body: NewProject) -> str:
     return url
 
 
-@PROJECT.creates(refuses=REFUSES, before=_try_new, arguments=("name", "connector"))
+@PROJECT.creates(refuses=[*REFUSES, "LIMIT_REACHED"], before=_try_new, arguments=("name", "connector"))
 async def create_project(act: Act, body: NewProject) -> Row:
     """Connect a shop, after a call to it with its access token. If the shop refuses, or has another currency, nothing
     is stored."""

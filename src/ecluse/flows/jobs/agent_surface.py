@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -36,7 +37,11 @@ ONE = "/api/agent/job-runs/{job_run_id}"
 REFUSED: dict[int | str, dict[str, Any]] = {401: {"model": ErrorAnswer}, 422: {"model": ErrorAnswer}}
 LONGEST_WAIT, MOST_JOBS = 30, 16
 OFFLINE_AFTER = timedelta(minutes=1)
-REVOKED, FENCED = ("CREDENTIAL_REVOKED",), ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN")
+REVOKED, FENCED, POLLED = (
+    ("CREDENTIAL_REVOKED",),
+    ("CREDENTIAL_REVOKED", "FENCE_UNKNOWN"),
+    ("CREDENTIAL_REVOKED", "TOO_MANY_CONNECTIONS"),
+)
 Short = Annotated[str, Field(max_length=500)]
 Fence = Annotated[int, Field(ge=0, le=2**62, examples=[1])]
 
@@ -153,13 +158,14 @@ async def rotate_credential(act: Act) -> Row:
     return {}
 
 
-@surface.routes.post("/api/agent/jobs/claim", openapi_extra=needs(EXECUTE, refuses=REVOKED), response_model=ClaimedJobs)
+@surface.routes.post("/api/agent/jobs/claim", openapi_extra=needs(EXECUTE, refuses=POLLED), response_model=ClaimedJobs)
 async def claim_jobs(request: Request, body: Claiming) -> Response:
     """Claim jobs of this agent's host, each with a lease; if none is due, wait for one for up to `waitSeconds`."""
     caller, leasing, began = caller_of(request), _leasing(request), time.monotonic()
     fixed = (body.types, body.version, _used(request), leasing.lease, OFFLINE_AFTER)
     wanted = states.Claim(str(caller.agent_id), body.claim_key, body.max, *fixed)
-    with leasing.polls.one(str(caller.host_id)) as woken:
+    with ExitStack() as ending, leasing.polls.one(str(caller.host_id)) as woken:
+        ending.callback(request.app.state.limits.open(caller, "polls"))
         while True:
             woken.clear()
             async with writes_of(request).connection(caller.tenant) as connection:

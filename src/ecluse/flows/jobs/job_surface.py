@@ -92,16 +92,18 @@ async def retry_job(act: Act, job_id: str) -> Row:
     return await show_job(act, await states.make_again(act.connection, job_id, act.caller.name))
 
 
-@HOST.creates(refuses=["NAME_TAKEN"], arguments=("name",))
+@HOST.creates(refuses=["NAME_TAKEN", "LIMIT_REACHED"], arguments=("name",))
 async def create_job_host(act: Act, body: shapes.NewHost) -> Row:
     """Create a host: a machine on which one agent executes jobs."""
+    await act.require_room("job_hosts")
     host = await places.create(act.connection, act.tenant, body.name, act.caller.name)
     return await _place(act, "host", host)
 
 
-@SERVER.creates(refuses=["NAME_TAKEN"], arguments=("name", "hostId"))
+@SERVER.creates(refuses=["NAME_TAKEN", "LIMIT_REACHED"], arguments=("name", "hostId"))
 async def create_job_server(act: Act, body: shapes.NewServer) -> Row:
     """Create a server instance, which schedules name; the agent of its host executes its jobs."""
+    await act.require_room("job_servers")
     server = await places.create(act.connection, act.tenant, body.name, act.caller.name, body.host_id)
     return await _place(act, "server", server)
 

@@ -101,7 +101,7 @@ async def _start(act: Act, run: int, start: Callable[..., Awaitable[int]], **giv
     return {"id": run, "run_id": started, "status": known["status"]}
 
 
-@RUN.creates(verb="preview", arguments=("rule_id",), follows="run_id", result=PREVIEWED)
+@RUN.creates(verb="preview", refuses=["LIMIT_REACHED"], arguments=("rule_id",), follows="run_id", result=PREVIEWED)
 async def preview_rule(act: Act, body: shapes.NewPreview) -> Row:
     """Create a run of a rule, and read the catalogue for its plan: prices before and after. Nothing is changed in the
     shop until the run is queued."""
@@ -141,7 +141,7 @@ async def reconcile_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     return await _start(act, rule_run_id, reconciliations.reconcile_run)
 
 
-@RUN.does("correct", refuses=["CONFLICT"], answer=shapes.Corrected)
+@RUN.does("correct", refuses=["CONFLICT", "LIMIT_REACHED"], answer=shapes.Corrected)
 async def correct_rule_run(act: Act, rule_run_id: RunNumber) -> Row:
     """Create a run with the mismatches of the latest reconciliation: from the price that the shop has to the applied
     one. It changes nothing until it is queued."""

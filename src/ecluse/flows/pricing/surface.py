@@ -89,7 +89,7 @@ async def delete_project(act: Act, project_id: ProjectNumber) -> Row:
     return {"id": str(project_id), "deleted": True}
 
 
-@RULE.creates(refuses=["NAME_TAKEN"], arguments=("project_id", "name"))
+@RULE.creates(refuses=["NAME_TAKEN", "LIMIT_REACHED"], arguments=("project_id", "name"))
 async def create_rule(act: Act, body: NewRule) -> Row:
     """Create a rule of a project. It changes no price until a run of it is queued."""
     await act.require_room("pricing_rules")
