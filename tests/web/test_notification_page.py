@@ -94,6 +94,8 @@ def test_an_endpoint_is_created_tried_and_followed(working, visit, receiver):
     assert "/ui/do/" not in aside(viewer.get, HERE).body.decode()
     assert "No matching deliveries" in aside(viewer.shown, f"{HERE}?state=pending")
     assert "ping" in aside(viewer.shown, f"{HERE}?endpoint_id=1&state=failed")
+    for path in (HERE, f"{HERE}/live"):
+        assert aside(viewer.get, f"{path}?endpoint_id=abc").status == 422
 
 
 @pytest.mark.parametrize("kind", FIELDS)

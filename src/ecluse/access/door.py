@@ -218,7 +218,7 @@ async def _acting_for(request: Request, caller: Caller, tenant: str) -> Caller:
     if not caller.administers_tenants:
         raise Refused(403, "FORBIDDEN", f"Only an admin key of the tenant {tenants.DEFAULT} acts for other tenants.")
     reads: Reads = request.app.state.reads
-    disabled = await reads.of(caller.tenant)(lambda connection: tenants.is_disabled(connection, tenant))
+    disabled = await reads.of(caller.tenant).to_the_end(lambda connection: tenants.is_disabled(connection, tenant))
     return replace(caller, tenant=tenant, disabled=disabled)
 
 

@@ -249,7 +249,7 @@ class Connection(HttpToolsProtocol):
         if self._expected is Part.BODY:
             self._disconnect(408, "REQUEST_TIMEOUT", f"The body was not sent within {self._edge.limits.seconds:g} s.")
         else:
-            self.transport.close()
+            self._close()
 
     def _disconnect(self, status: int, code: str, message: str) -> None:
         """Close the connection, with this answer unless another one has begun or is due before it."""
@@ -259,7 +259,15 @@ class Connection(HttpToolsProtocol):
             self._refuse(status, code, message)
         elif self._expected is Part.HEAD and (self.cycle is None or self.cycle.response_complete):
             self._refuse(status, code, message)
+        self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._watch_unread()
+
+    def _close(self) -> None:
         self.transport.close()
+        self._watch_unread()  # the transport sends what is left before it closes
 
     def _watch_unread(self) -> None:
         if self._unread is None and (left := self.transport.get_write_buffer_size()):
@@ -271,6 +279,8 @@ class Connection(HttpToolsProtocol):
         left = self.transport.get_write_buffer_size()
         if left < before:
             looks = 0
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._edge.works(self)
         elif looks >= self._edge.limits.unread:
             self.transport.abort()
             return

@@ -60,7 +60,6 @@ class Allowed:
     tenant_streams: int = 2_000
     key_polls: int = 10
     tenant_polls: int = 1_000
-    tenant_sockets: int = 2_000
     schedules: int = 1_000
     audit_configs: int = 500
     endpoints: int = 50
@@ -165,7 +164,7 @@ class Limiter:
             await connection.execute(LOCK, (tenant,))
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
                 what = name.replace("_", " ")
-                remedy = f"Delete one first, or ask the operator of the server to raise {KNOB}{name.upper()}."
+                remedy = f"Remove one first, or ask the operator of the server to raise {KNOB}{name.upper()}."
                 says = f"This tenant has {most} {what}, as many as allowed ({name}). {remedy}"
                 details = [{"where": name, "problem": says}]
                 raise Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand

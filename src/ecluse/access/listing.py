@@ -4,7 +4,6 @@ by a cursor, which stays valid while rows are added, or by an offset."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -18,7 +17,7 @@ from ecluse.access import cursors
 from ecluse.access.keys import Caller
 from ecluse.access.wire import Page, Shape, with_ids_as_text
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row
+from ecluse.db.query import Row, fetched
 
 ROWS_AT_ONCE = 25
 Cursor = Annotated[
@@ -122,25 +121,15 @@ async def read_page(
         conditions, parameters = [*conditions, after], {**parameters, **values}
     statement = _statement(listing, conditions)
     try:
-        rows = await _fetched(connection, statement, {**parameters, "limit": limit + 1, "offset": offset})
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement, {**parameters, "limit": limit + 1, "offset": offset})
+            rows = await fetched(cursor, ROWS_AT_ONCE)
     except psycopg.DataError as error:  # a value in the cursor is not of its column's type
         raise error if cursor is None else cursors.foreign() from error
     more, rows = len(rows) > limit, rows[:limit]
     following = cursors.made(listing.row, listing.order, rows[-1]) if more else None
     rows = rows if listing.shown is None else [listing.shown(row) for row in rows]
     return {listing.name: with_ids_as_text(rows), "limit": limit, "offset": offset, "next_cursor": following}
-
-
-async def _fetched(connection: Connection, statement: str, parameters: Row) -> list[Row]:
-    """Return the rows of a statement, fetched ROWS_AT_ONCE at a time so that the event loop can run in between: the
-    conversion of large rows takes a while."""
-    rows: list[Row] = []
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(statement, parameters)
-        while len(some := await cursor.fetchmany(ROWS_AT_ONCE)) == ROWS_AT_ONCE:
-            rows += some
-            await asyncio.sleep(0)
-    return rows + some
 
 
 def _statement(listing: Listing, conditions: Sequence[str]) -> str:

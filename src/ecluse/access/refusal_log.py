@@ -51,20 +51,20 @@ class Refusals:
     def __init__(self, pool: Pool, write_seconds: float = WRITE_SECONDS) -> None:
         self._pool, self._write_seconds = pool, write_seconds
         self._counts: Counter[AuditedRefusal] = Counter()
-        self._firsts: dict[AuditedRefusal, tuple[str, str]] = {}  # reason and address
+        self._firsts: dict[AuditedRefusal, tuple[str | None, str]] = {}  # reason and address
         self._minute, self._known = 0.0, Counter[str]()
         self._seen: set[AuditedRefusal] = set()
         self._writing: asyncio.Task[None] | None = None
 
     def invalid_credentials(self, address: str) -> None:
         """Count a request whose key or signature is not valid, under the network of its address."""
-        self._count(AuditedRefusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"))
+        self._count(AuditedRefusal(SYSTEM, f"address:{network_of(address)}", INVALID, "key"), (None, address))
 
     def forbidden(self, tenant: str, actor: str, subject: str, reason: str, address: str) -> None:
         """Count a request that the actor's key may not make. The row keeps reason and address of the first one."""
         self._count(AuditedRefusal(tenant, actor, REFUSED, subject), (storable(reason), address))
 
-    def _count(self, one: AuditedRefusal, first: tuple[str, str] | None = None) -> None:
+    def _count(self, one: AuditedRefusal, first: tuple[str | None, str] | None = None) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._minute + 60:
             self._minute, self._seen, self._known = now, set(), Counter()

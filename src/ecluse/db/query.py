@@ -25,7 +25,7 @@ async def fetch_all(connection: Connection, kind: type[T], statement: str, param
     factory: Any = dict_row if kind is dict else class_row(kind)
     async with connection.cursor(row_factory=factory) as cursor:
         await cursor.execute(statement, parameters)
-        return await _fetched(cursor)
+        return await fetched(cursor)
 
 
 async def fetch_one(connection: Connection, kind: type[T], statement: str, parameters: Parameters = None) -> T | None:
@@ -38,7 +38,7 @@ async def fetch_rows(
     connection: Connection, statement: str, parameters: Parameters = None, *, prepare: bool | None = None
 ) -> list[tuple[Any, ...]]:
     """Return the rows as tuples. `prepare`: whether the server prepares the statement; None lets psycopg decide."""
-    return await _fetched(await connection.execute(statement, parameters, prepare=prepare))
+    return await fetched(await connection.execute(statement, parameters, prepare=prepare))
 
 
 async def fetch_column(connection: Connection, statement: str, parameters: Parameters = None) -> list[Any]:
@@ -65,10 +65,10 @@ async def fetch_now(connection: Connection) -> datetime:
     return at
 
 
-async def _fetched(cursor: AsyncCursor[T]) -> list[T]:
-    """Return all rows of an executed statement."""
+async def fetched(cursor: AsyncCursor[T], at_once: int = ROWS_AT_ONCE) -> list[T]:
+    """Return all rows of an executed statement; `at_once` are converted in one piece."""
     rows: list[T] = []
-    while len(some := await cursor.fetchmany(ROWS_AT_ONCE)) == ROWS_AT_ONCE:
+    while len(some := await cursor.fetchmany(at_once)) == at_once:
         rows += some
         await asyncio.sleep(0)
     return rows + some

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of realtime, with their defaults; tests pass shorter ones."""
+    """The limits of realtime, with their defaults; tests pass shorter ones, servers `sockets` of their knob."""
 
     # Per tenant and replica; 0: no limit. The app key is public: sockets have a limit of their own, so that they cannot
     # use up that of streams.

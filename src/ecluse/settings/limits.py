@@ -37,7 +37,7 @@ class LimitKnobs(BaseSettings):
         1_000, "Streams of events (`GET /api/events`), open at once with one API key, at each replica."
     )
     ECLUSE_LIMIT_TENANT_STREAMS: Most = _most(2_000, "The same for all keys of a tenant together.")
-    ECLUSE_LIMIT_KEY_POLLS: Most = _most(10, "Requests for jobs of one agent that wait at once, at each replica.")
+    ECLUSE_LIMIT_KEY_POLLS: Most = _most(10, "Requests for jobs of one agent in progress at once, at each replica.")
     ECLUSE_LIMIT_TENANT_POLLS: Most = _most(1_000, "The same for all agents of a tenant together.")
     ECLUSE_LIMIT_TENANT_SOCKETS: Most = _most(2_000, "WebSockets of a tenant, open at once, at each replica.")
     ECLUSE_LIMIT_SCHEDULES: Most = _most(1_000, "Schedules of a tenant.")

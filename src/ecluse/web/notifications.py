@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Listing, read_page
-from ecluse.access.wire import Filter, Offset, reads_of
+from ecluse.access.wire import IdFilter, Offset, reads_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.notify.log import DeliveryState
@@ -52,7 +52,7 @@ OF_DELIVERIES = (
 class PageFilters(BaseModel):
     """Filters and offset of the list of deliveries."""
 
-    endpoint_id: Filter = None
+    endpoint_id: IdFilter = None
     state: DeliveryState | None = None
     offset: Offset = 0
 

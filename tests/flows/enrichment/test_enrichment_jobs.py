@@ -251,23 +251,25 @@ async def test_an_operator_ends_a_job_and_the_company_is_not_left_running(world:
 
 
 async def test_a_tenant_that_ends_a_shared_job_ends_nothing_for_others(world: World) -> None:
-    tenants(world, "rival")
+    tenants(world, "gone", "rival")
     async with world.kit.pool.connection() as connection:
         await pause_lane(connection, LANES[Source.INPI], reason="a test", by="test")
         _, launched = await world.request(SNCF)
         assert launched.job_id is not None
         others, attached = await world.request(SNCF, "rival")
         assert attached.job_id == launched.job_id
+        await world.request(SNCF, "gone")
         await at_stage(world, Source.INPI)
         run = await load_run(connection, launched.job_id)
         await end_by_operator(connection, world.kit.flow("enrichment"), run, "enough", by="test")
         await resume_lane(connection, LANES[Source.INPI], reason="a test", by="test")
-    events = world.query("SELECT tenant_id, payload, correlation_id FROM events_outbox WHERE event_type = %s", REFRESH)
-    assert events == [("rival", {"company_siren": SNCF}, "correlation-rival")]
-    published = PublishedEvent(
-        7, "rival", "k", REFRESH, "registry", "correlation-rival", "a flow", datetime.now(UTC), events[0][1], None
-    )
-    await relaunch(world.kit.pool, world.kit.flow("enrichment"), world.made.config, [published])
+    world.query("UPDATE tenants SET disabled_at = ecluse_now() WHERE id = 'gone'")
+    sql = "SELECT tenant_id, payload, correlation_id FROM events_outbox WHERE event_type = %s ORDER BY tenant_id"
+    events = world.query(sql, REFRESH)
+    assert events == [(one, {"company_siren": SNCF}, f"correlation-{one}") for one in ("gone", "rival")]
+    for number, (one, payload, correlation) in enumerate(events):
+        event = PublishedEvent(number, one, "k", REFRESH, "c", correlation, "a flow", datetime.now(UTC), payload, None)
+        await relaunch(world.kit.pool, world.kit.flow("enrichment"), world.made.config, [event])
     ((job, tenant),) = world.query("SELECT run_id, tenant_id FROM enrichment_jobs WHERE ended_at IS NULL")
     assert tenant == "rival"
     assert await world.kit.wait_for_run(job, PATIENCE)

@@ -53,8 +53,8 @@ PATIENCE = timedelta(days=14)
 RETRIES = RetryPolicy(executions=3, base=0.25, multiplier=2.0)
 LATER = timedelta(seconds=5)
 LANES = {Source.SEARCH: "recherche-entreprises", Source.INPI: "inpi-rne", Source.RCS: "api-entreprise"}
-# No source gave the legal name: the company, which is the target of the run, has failed.
 STOPPED = "SELECT id FROM runs WHERE id = ANY(%s) AND end_cause = 'operator'"
+# No source gave the legal name: the company, which is the target of the run, has failed.
 NAMELESS = """
 SELECT run_id FROM enrichment_sources WHERE run_id = ANY(%s) GROUP BY run_id
 HAVING NOT bool_or(coalesce(facts ->> 'legal_name', '') <> '')
@@ -246,7 +246,7 @@ async def ended(connection: Connection, runs: Sequence[Run]) -> Sequence[Event]:
     for (job_id, tenant), correlation in sorted(waiting.items()):
         job, result = told[job_id]
         found.append(events.completed(tenant, correlation, job=job_id, siren=job.siren, result=result))
-        if job_id in stopped and tenant != job.tenant_id:
+        if job_id in stopped and tenant != job.tenant_id and result.status is not Status.SUCCESS:
             found.append(events.refresh(tenant, correlation, job=job_id, siren=job.siren))
     return found
 

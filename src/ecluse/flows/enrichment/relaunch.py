@@ -14,10 +14,11 @@ from ecluse.flows.enrichment.events import REFRESH
 from ecluse.flows.enrichment.requests import Desk
 from ecluse.flows.enrichment.states import Trigger, TriggerRequest
 
-# The last request of the tenant for the company, unless it was triggered by this event already: events are published at
-# least once.
+# The last request of the tenant for the company, unless it was triggered by this event already (events are published at
+# least once) or the tenant is disabled.
 WANTED = """
-SELECT r.id, r.company_siret FROM requests r WHERE r.tenant_id = %(tenant)s AND r.company_siren = %(siren)s
+SELECT r.id, r.company_siret FROM requests r JOIN tenants t ON t.id = r.tenant_id AND t.disabled_at IS NULL
+WHERE r.tenant_id = %(tenant)s AND r.company_siren = %(siren)s
   AND NOT EXISTS (SELECT 1 FROM events_outbox e WHERE e.tenant_id = r.tenant_id AND e.event_key LIKE '%%:' || %(key)s
                   AND e.aggregate = 'company:' || r.company_siren)
 ORDER BY r.id DESC LIMIT 1

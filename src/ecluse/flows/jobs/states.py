@@ -16,7 +16,7 @@ from ecluse.access.agents import CHANNEL
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.base.ids import cuid
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, as_json, fetch_all, fetch_now, fetch_one
+from ecluse.db.query import Row, as_json, fetch_all, fetch_now, fetch_one, fetch_value
 from ecluse.engine import Event, write_events
 from ecluse.flows.jobs import attempts
 from ecluse.flows.jobs.attempts import Ended, Kept, Open, Verdict, event, judged, kept_as
@@ -70,6 +70,7 @@ FROM job_runs r JOIN jobs j ON j.id = r.job_id WHERE {which} FOR UPDATE OF r, j 
 OF_HOST = OPEN.format(which="r.id = %s AND r.tenant_id = %s AND r.host_id = %s", rest="")
 OF_JOB = OPEN.format(which="r.job_id = %s AND r.ended_at IS NULL", rest="")
 UNCANCELLED = "j.tenant_id = %s AND j.ended_at IS NULL AND j.cancel_requested_at IS NULL"
+UNCANCELLED_LEFT = f"SELECT EXISTS (SELECT FROM jobs j WHERE {UNCANCELLED})"  # noqa: S608 - our own words
 OF_TENANT = OPEN.format(which=f"{UNCANCELLED} AND r.ended_at IS NULL ORDER BY r.id", rest="")
 
 # Attempts whose lease is over, or that were not claimed in time. The indexes find the oldest of both before the join,
@@ -186,8 +187,12 @@ async def cancel(connection: Connection, job_id: str, by: str) -> None:
 
 
 async def cancel_all(connection: Connection, tenant: str, by: str) -> int:
-    """Cancel all open jobs of a tenant, as above; return the number of those that were not cancelled before."""
-    return await _cancel(connection, await fetch_all(connection, Open, OF_TENANT, (tenant,)), by)
+    """Cancel all open jobs of a tenant, as above; return the number of those that were not cancelled before. Repeated
+    until there is none: an attempt that ends meanwhile is followed by one that a statement does not see."""
+    count = 0
+    while await fetch_value(connection, UNCANCELLED_LEFT, (tenant,)):
+        count += await _cancel(connection, await fetch_all(connection, Open, OF_TENANT, (tenant,)), by)
+    return count
 
 
 async def _cancel(connection: Connection, found: Sequence[Open], by: str) -> int:

@@ -22,8 +22,8 @@ SELECT h FROM unnest(%(hosts)s::text[]) AS h CROSS JOIN LATERAL (
     ORDER BY r.host_id, r.due_at LIMIT 1) AS first
 WHERE first.host_id = h AND first.due_at <= (SELECT ecluse_now())
 UNION ALL
-SELECT h.id FROM job_hosts h JOIN tenants t ON t.id = h.tenant_id
-WHERE t.disabled_at IS NOT NULL AND h.id = ANY(%(hosts)s)
+SELECT x.id FROM job_hosts x JOIN tenants t ON t.id = x.tenant_id
+WHERE t.disabled_at IS NOT NULL AND x.id = ANY(%(hosts)s)
 """
 
 
