@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -216,7 +217,9 @@ def test_a_page_is_live_however_late_a_script_arrives(desk, visit, script):
 
 def test_a_page_that_gets_no_stream_keeps_what_it_shows_and_says_so(desk, visit, ended, monkeypatch):
     client, _ = desk
-    monkeypatch.setattr(client.app.state.realtime.pusher, "full", lambda *_: True)
+    expect(visit(client).enter(client.key).get_by_role("status")).to_have_text("Live")
+    limits = client.app.state.limits
+    monkeypatch.setattr(limits, "allowed", replace(limits.allowed, tenant_page_streams=1))
     visitor = visit(client)
     visitor.expected = ("429", "htmx:response:error")
     page = visitor.enter(client.key)
