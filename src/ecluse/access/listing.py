@@ -121,9 +121,9 @@ async def read_page(
         conditions, parameters = [*conditions, after], {**parameters, **values}
     statement = _statement(listing, conditions)
     try:
-        async with connection.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement, {**parameters, "limit": limit + 1, "offset": offset})
-            rows = await fetched(cursor, ROWS_AT_ONCE)
+        async with connection.cursor(row_factory=dict_row) as reading:
+            await reading.execute(statement, {**parameters, "limit": limit + 1, "offset": offset})
+            rows = await fetched(reading, ROWS_AT_ONCE)
     except psycopg.DataError as error:  # a value in the cursor is not of its column's type
         raise error if cursor is None else cursors.foreign() from error
     more, rows = len(rows) > limit, rows[:limit]

@@ -175,7 +175,7 @@ async def post(context: WorkContext, item: Item) -> Result:
     headers = signed(keys, delivery.name, context.now(), body.decode()) if delivery.kind == "webhook" else {}
     hidden = HiddenKeys(*secret_parts(url), *keys)  # a receiver may repeat the request
     reply = await own.http.post(url, body, JSON | headers)
-    reply = replace(reply, body=bytes(hidden.in_answer(bytearray(reply.body), cut_off=True)))
+    reply = replace(reply, body=bytes(hidden.in_answer(bytearray(reply.body))))
     refused = reply.refusal(context.now())
     if refused is None:
         return Done({"status": reply.status, "answer": storable(reply.body.decode("utf-8", "replace"), EXCERPT)})
