@@ -16,8 +16,8 @@ from tests.support.loop_probe import probing
 from tests.support.pricing_rows import connected, new_project, new_run
 
 BATCH = "/api/transcriptions/batch"
-# 50 ms is the goal, on two cores that nothing else uses; tests share them with others.
-LONGEST_SECONDS = 0.25
+# 50 ms is the goal, on two cores that nothing else uses; tests share them with others, but for the slow ones.
+LONGEST_SECONDS = {1_500: 0.25, MOST: 0.1}
 TARGETS = 50_000  # of a rule run, which has no limit
 
 
@@ -39,7 +39,7 @@ def test_a_large_batch_leaves_the_loop_free_and_is_taken_once(api, one, count):
     assert [row["fiche_id"] for row in first.json["fiches"]] == fiche_ids
     assert one("SELECT count(*) FROM runs") == count
     print(f"{seconds:.1f} s; the loop was held for {held.longest * 1000:.0f} ms, /api/me {max(waits) * 1000:.0f} ms")
-    assert held.longest < LONGEST_SECONDS  # pytest -rP shows the figure
+    assert held.longest < LONGEST_SECONDS[count]  # pytest -rP shows the figure
     again = api.post(BATCH, {"fiche_ids": fiche_ids}, headers={"Idempotency-Key": "all"})
     assert (again.headers["Idempotent-Replay"], again.json) == ("true", first.json)
     assert one("SELECT count(*) FROM runs") == count

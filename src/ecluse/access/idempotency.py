@@ -43,9 +43,10 @@ STORED = """
 SELECT key, request, status, answer::text FROM idempotency_keys
 WHERE tenant_id = %s AND key = ANY(%s) AND created_at >= ecluse_now() - interval '24 hours'
 """
+# In binary: as text, psycopg escapes each quote of an answer in an array, which held the event loop for 0.1 s per MB.
 STORE = """
-UPDATE idempotency_keys k SET status = g.status, answer = g.answer
-FROM unnest(%s::text[], %s::int[], %s::jsonb[]) AS g(key, status, answer) WHERE k.tenant_id = %s AND k.key = g.key
+UPDATE idempotency_keys k SET status = g.status, answer = g.answer::jsonb
+FROM unnest(%s::text[], %s::int[], %b::text[]) AS g(key, status, answer) WHERE k.tenant_id = %s AND k.key = g.key
 """
 
 
