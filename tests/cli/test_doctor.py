@@ -110,14 +110,14 @@ def test_connections_that_the_replicas_may_take_are_compared_with_those_that_are
 @pytest.mark.parametrize(
     ("roles", "size", "most"),
     [
-        (("api", "scheduler", "worker"), 10, 46),
+        (("api", "scheduler", "worker"), 10, 48),
         (("api",), 10, 26),
-        (("worker",), 10, 34),
-        (("scheduler",), 10, 16),
-        (("api", "scheduler", "worker"), 3, 27),
+        (("worker",), 10, 35),
+        (("scheduler",), 10, 17),
+        (("api", "scheduler", "worker"), 3, 29),
         (("api",), 3, 15),
-        (("worker",), 3, 19),
-        (("scheduler",), 3, 9),
+        (("worker",), 3, 20),
+        (("scheduler",), 3, 10),
     ],
 )
 def test_what_a_process_takes_follows_from_its_roles_and_the_pool_size(roles, size, most):

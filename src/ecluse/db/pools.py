@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 SIZE = 10  # of the general pool and of the workflows' pool, unless ECLUSE_DB_POOL is set
 CLAIMING = 3  # claims and commits; more of them would only wait for each other
+PROMPT = 2  # ticks and the taking of new runs: they wait for no step, sweep or gate
 READING = 4  # the API's quick reads, at most
 WRITING = 6  # the API's writes, at most: apart from the general pool, which ticks, sweeps and gates use
 KEYS = 2  # look-ups of API keys: no read of a tenant delays them
@@ -29,4 +30,5 @@ def most_connections(roles: Collection[str], size: int) -> int:
         count += 1  # the reaper
     if "worker" in roles or "scheduler" in roles:
         count += 2  # heartbeat and publisher
+    count += ("worker" in roles) + ("scheduler" in roles)  # of PROMPT, one each
     return count

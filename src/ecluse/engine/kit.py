@@ -22,7 +22,7 @@ from ecluse.base.ids import replica_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import pool
 from ecluse.db.listen import Hear, listen
-from ecluse.db.pools import CLAIMING, SIZE
+from ecluse.db.pools import CLAIMING, PROMPT, SIZE
 from ecluse.engine.cluster import periodic_jobs
 from ecluse.engine.cluster.heartbeat import Heartbeat
 from ecluse.engine.cluster.repeat import Job, repeat
@@ -31,10 +31,12 @@ from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.effects.paid_calls import PaidCalls
 from ecluse.engine.lanes.registry import LANES_CHANNEL, Lanes
 from ecluse.engine.lead import durable
+from ecluse.engine.lead.new_runs import NewRuns
 from ecluse.engine.lead.story import Story, lead
 from ecluse.engine.model.context import EmitLive, WorkContext
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.roles import ROLES, Role
+from ecluse.engine.model.shares import share_left
 from ecluse.engine.outbox.events import OUTBOX_CHANNEL, Sink
 from ecluse.engine.outbox.publisher import Publisher
 from ecluse.engine.runs import lifecycle, stages
@@ -46,7 +48,6 @@ from ecluse.engine.work.committer import Committer
 from ecluse.engine.work.completion import CompletionLoop
 from ecluse.engine.work.execution import Executor
 from ecluse.engine.work.worker import Worker
-from ecluse.engine.work.worker_slots import slots_left
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,8 @@ class Kit:
     flows: Sequence[Flow]
     roles: frozenset[Role] = ROLES
     hands: int = 200  # worker slots
-    tenant_share: float = 1.0  # of the worker slots, for one tenant's calls to one vendor (`WorkerSlots`)
+    # Of the worker slots, for one tenant's calls to one vendor (`WorkerSlots`), and of the runs led (`NewRuns`).
+    tenant_share: float = 1.0
     chunk: int = 200  # rows per statement of a fan-out
     beat: float = 2.0  # seconds between two heartbeats
     dead_after: float = 6.0  # seconds without a heartbeat after which a replica is declared dead
@@ -90,6 +92,8 @@ class Kit:
         self._work_pool = pool(
             self.dsn, size=CLAIMING, settings=PINNED_PLANS, checked=False, transaction_seconds=COMMIT_SECONDS
         )
+        self._prompt_pool = pool(self.dsn, size=PROMPT)
+        self._new_runs = NewRuns(self.by_name, self.tenant_share)
         self._heart = Heartbeat(self.dsn, self.replica, beat=self.beat, dead_after=self.dead_after)
         self._background: list[asyncio.Task[None]] = []
         self._ends = RunEnds(self.pool, self.clock)
@@ -103,7 +107,7 @@ class Kit:
     @property
     def tenant_slots(self) -> int | None:
         """The worker slots of this process that one tenant's calls to one vendor may hold; None: all of them."""
-        return slots_left(self.tenant_share, self.hands, 0, 0) if self.tenant_share < 1 else None
+        return share_left(self.tenant_share, self.hands, 0, 0) if self.tenant_share < 1 else None
 
     async def start(self) -> None:
         """Open the pools and start the loops, periodic jobs and listeners that the roles of this process need. Also
@@ -121,6 +125,7 @@ class Kit:
         channels[ENDED_CHANNEL] = [self._on_run_ended]
         own = periodic_jobs.of_every_replica(self.by_name, self.clock, self.due, self.sweep_every)
         if self.roles != {"api"}:
+            await self._prompt_pool.open(wait=True)
             work = {f"{flow.name}/{stage.name}": stage for flow in self.flows for stage in flow.stages}
             can = (work, self.hands) if "worker" in self.roles else ({}, 0)
             await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
@@ -135,7 +140,7 @@ class Kit:
         for job in [*own, *self.jobs]:
             if job.roles & self.roles:
                 wake = asyncio.Event()
-                loops[job.name] = repeat(job, self.pool, wake)
+                loops[job.name] = repeat(job, self._prompt_pool if job.prompt else self.pool, wake)
                 for channel in job.channels:
                     channels.setdefault(channel, []).append(partial(_wake, wake))
         loops["listener"] = listen(self.dsn, {name: partial(_call_all, called) for name, called in channels.items()})
@@ -194,7 +199,7 @@ class Kit:
         loops |= {"lanes": lanes.run(), "lane log": lanes.log_changes(), "worker": worker.run()}
         self._committing = asyncio.create_task(worker.commit_results(), name="committer")
         self._committing.add_done_callback(self._loop_ended)
-        return periodic_jobs.of_worker(self.by_name, worker, contexts, self.replica, self.sweep_every)
+        return periodic_jobs.of_worker(self.by_name, self._new_runs, worker, contexts, self.replica, self.sweep_every)
 
     async def stop(self, grace: float = 1.0) -> None:
         """Stop this replica and hand its work over: calls in flight get `grace` seconds to finish, other claimed items
@@ -204,6 +209,7 @@ class Kit:
         await stopped(self._background)
         async with AsyncExitStack() as parts:
             parts.push_async_callback(self.pool.close)
+            parts.push_async_callback(self._prompt_pool.close)
             if self.trace_rows:
                 parts.push_async_callback(self._traces.stop, self.pool)
             parts.push_async_callback(self._work_pool.close)
@@ -247,11 +253,15 @@ class Kit:
     async def _lead(self, run_id: int) -> None:
         """Lead the run through the story of its flow; called by every workflow. Raise NotHere if the flow is not loaded
         in this process."""
-        async with self.pool.connection() as connection:
-            run = await lifecycle.load_run(connection, run_id)
+        if begun := await self._new_runs.begun(run_id):
+            run = begun
+        else:
+            async with self.pool.connection() as connection:
+                run = await lifecycle.load_run(connection, run_id)
         if run.flow not in self.by_name:
             raise durable.NotHere(f"flow {run.flow!r} is not loaded")
-        await lead(Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live))
+        story = Story(self.pool, self.flow(run.flow), run, chunk=self.chunk, emit=self.live)
+        await lead(story, begun=begun is not None)
 
     def _on_run_ended(self, run_id: str) -> None:
         """Handle a notification on ENDED_CHANNEL: have the worker drop the items of the ended run, and wake

@@ -10,10 +10,12 @@ import psycopg
 from ecluse.db.connect import pool as open_pool
 from ecluse.db.query import fetch_column
 from ecluse.engine import Done, Item, Result, Start, WorkContext, start_runs
-from ecluse.engine.lead import durable
+from ecluse.engine.lead import new_runs
 from ecluse.engine.lead.new_runs import TAKE
 from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
+
+ALL = {"room": 2, "full": []}
 
 
 async def test_a_run_that_another_process_starts_is_led_at_once(start_kit, one):
@@ -56,14 +58,14 @@ async def test_workers_take_different_runs_and_wait_for_none(dsn):
     async with open_pool(dsn, size=3) as pool, pool.connection() as one, pool.connection() as two:
         started = await start_runs(one, [Start(f, key) for key in keys(5)])
         async with one.transaction(), two.transaction():
-            taken = [await fetch_column(each, TAKE, ([f.name], 2)) for each in (one, two)]
+            taken = [await fetch_column(each, TAKE, {**ALL, "flows": [f.name]}) for each in (one, two)]
         assert [*taken[0], *taken[1]] == [each.run.id for each in started[:4]]
-        assert await fetch_column(one, TAKE, (["another flow"], 2)) == []
+        assert await fetch_column(one, TAKE, {**ALL, "flows": ["another flow"]}) == []
 
 
 async def test_a_worker_leads_no_more_runs_than_it_may(start_kit, query, monkeypatch):
     """The others wait, queued, until there is room."""
-    monkeypatch.setattr(durable, "RUNS_AT_ONCE", 3)
+    monkeypatch.setattr(new_runs, "RUNS_AT_ONCE", 3)
     go_on = asyncio.Event()
 
     async def work(_: WorkContext, __: Item) -> Result:
@@ -81,3 +83,51 @@ async def test_a_worker_leads_no_more_runs_than_it_may(start_kit, query, monkeyp
     go_on.set()
     for one in started:
         assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
+
+
+async def test_tenants_take_turns(dsn):
+    """A tenant that starts many runs at once delays those of others by a place in the line, not by all of its own."""
+    f = flow(stage())
+    async with open_pool(dsn, size=2) as pool, pool.connection() as one, pool.connection() as two:
+        many = await start_runs(one, [Start(f, key, "loud") for key in keys(300)])
+        few = await start_runs(one, [Start(f, key, "quiet") for key in keys(2)])
+        loud, quiet = ([each.run.id for each in started] for started in (many, few))
+        given = {"flows": [f.name], "full": [], "room": 3}
+        async with one.transaction(), two.transaction():
+            assert await fetch_column(one, TAKE, given) == [loud[0], quiet[0], loud[1]]
+            assert await fetch_column(two, TAKE, given) == [quiet[1], *loud[2:4]]
+        assert await fetch_column(one, TAKE, {**given, "full": ["loud"]}) == quiet
+
+
+async def test_a_tenant_that_fills_its_share_of_the_runs_leaves_room_for_others(start_kit, query, monkeypatch):
+    """Its runs wait at their gates for as long as a vendor is away."""
+    monkeypatch.setattr(new_runs, "RUNS_AT_ONCE", 8)
+    monkeypatch.setattr(new_runs, "TOGETHER", 1)
+    go_on = asyncio.Event()
+
+    async def work(_: WorkContext, __: Item) -> Result:
+        await go_on.wait()
+        return Done()
+
+    f = flow(stage(work))
+    kit = await start_kit(f, sweep_every=0.1, tenant_share=0.75)
+    async with kit.pool.connection() as connection:
+        loud = await start_runs(connection, [Start(f, key, "loud", {"targets": ["a"]}) for key in keys(9)])
+        states = "SELECT tenant_id, count(*) FROM runs WHERE state = 'running' GROUP BY 1 ORDER BY 1"
+        await until(lambda: query(states) == [("loud", 6)])
+        quiet = await start_runs(connection, [Start(f, "key", "quiet", {"targets": ["a"]})])
+    await until(lambda: query(states) == [("loud", 6), ("quiet", 1)])
+    await asyncio.sleep(0.3)
+    assert query(states) == [("loud", 6), ("quiet", 1)]
+    go_on.set()
+    for one in [*loud, *quiet]:
+        assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
+
+
+async def test_new_runs_are_taken_while_steps_use_all_other_connections(start_kit, one):
+    f = flow(stage())
+    kit = await start_kit(f, db_pool=2, sweep_every=60)
+    api = await start_kit(f, roles={"api"}, sweep_every=60)
+    async with kit.pool.connection(), kit.pool.connection():
+        await start_run(api, Start(f, "key", input={"targets": ["a"]}))
+        await until(lambda: one("SELECT state FROM runs") == "running", 2)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
-from ecluse.engine.work.worker_slots import slots_left
+from ecluse.engine.model.shares import share_left
 from tests.support.engine_flows import flow, keys, stage, until
 from tests.support.runs import start_run
 
@@ -27,12 +27,12 @@ from tests.support.runs import start_run
     ],
 )
 def test_an_owner_may_take_its_share_of_what_the_others_leave(held, others, left):
-    assert slots_left(0.75, 200, held, others) == left
+    assert share_left(0.75, 200, held, others) == left
 
 
 @pytest.mark.parametrize(("share", "slots"), [(0.05, 1), (1.0, 1), (0.05, 200)])
 def test_every_owner_may_take_a_slot(share, slots):
-    assert slots_left(share, slots, 0, slots - 1) == 1
+    assert share_left(share, slots, 0, slots - 1) == 1
 
 
 class Vendor:

@@ -11,7 +11,7 @@ from ecluse.engine.cluster.repeat import Job
 from ecluse.engine.effects import budgets, probe, reservations
 from ecluse.engine.lanes import rows
 from ecluse.engine.lanes.rates import restore_quiet_lanes
-from ecluse.engine.lead.new_runs import take_new_runs
+from ecluse.engine.lead.new_runs import NewRuns
 from ecluse.engine.model.context import WorkContext
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.model.roles import Role
@@ -35,12 +35,17 @@ def of_every_replica(flows: Mapping[str, Flow], clock: Clock, due: FiringLimits,
         Job("setting the clock", every, partial(sweeps.set_clock, clock=clock), channels=[CLOCK_CHANNEL]),
         Job("ending orphaned runs", 1.0, orphans, channels=[ENDED_CHANNEL], rest=0.1, roles=WORKER_OR_SCHEDULER),
         Job("ending stale runs", every, stale, roles=WORKER_OR_SCHEDULER),
-        Job("tick", TICK_SECONDS, Scheduler(flows, due).run, first=0.0, roles=SCHEDULER),
+        Job("tick", TICK_SECONDS, Scheduler(flows, due).run, first=0.0, prompt=True, roles=SCHEDULER),
     ]
 
 
 def of_worker(
-    flows: Mapping[str, Flow], worker: Worker, contexts: Mapping[str, WorkContext], replica: str, every: float
+    flows: Mapping[str, Flow],
+    new_runs: NewRuns,
+    worker: Worker,
+    contexts: Mapping[str, WorkContext],
+    replica: str,
+    every: float,
 ) -> list[Job]:
     """Return the periodic jobs of a worker. `contexts`: the work contexts of the flows, by name; `every`: seconds
     between two runs of a sweep."""
@@ -49,7 +54,7 @@ def of_worker(
     # In a job of its own: it calls vendors, and no other sweep should wait for them.
     settle = partial(probe.settle_forgotten, flows=flows, contexts=contexts, replica=replica)
     jobs = [
-        Job("taking new runs", every, partial(take_new_runs, flows=flows), channels=[RUNS_CHANNEL]),
+        Job("taking new runs", every, new_runs.take, channels=[RUNS_CHANNEL], prompt=True),
         Job("dropping ended runs", 0.5, partial(sweeps.drop_ended, worker=worker)),
         # Any channel would do: it is a reconnect of the listener after an outage that should wake this job.
         Job("resuming interrupted workflows", 2.0, resume, channels=[CLOCK_CHANNEL]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -29,7 +30,6 @@ from ecluse.db.connect import Connection, has_input, open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
 from ecluse.db.query import fetch_column
 from ecluse.engine.model.flow import Run
-from ecluse.engine.model.roles import RUNS_AT_ONCE
 
 log = structlog.get_logger(__name__)
 
@@ -191,9 +191,9 @@ async def start(run: Run) -> None:
         handle.task.add_done_callback(lambda _: _started.discard(name))
 
 
-def room() -> int:
-    """Return the number of further runs that this replica may lead; 0 or less if it leads RUNS_AT_ONCE already."""
-    return RUNS_AT_ONCE - len(_leading.keys() | _started)
+def led() -> Counter[str]:
+    """Return the number of runs that this replica leads, by tenant."""
+    return Counter(name.partition("/")[0] for name in _leading.keys() | _started)
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:

@@ -134,13 +134,14 @@ class Story:
             polls += 1
 
 
-async def lead(story: Story) -> None:
-    """Lead a run from its first step to its end. An error of the story ends the run as failed. A signal of DBOS, or a
-    database outage inside DBOS, is raised, so that the workflow is continued later."""
+async def lead(story: Story, *, begun: bool) -> None:
+    """Lead a run from its first step to its end. `begun`: the run was begun when it was taken (`NewRuns`). An error of
+    the story ends the run as failed. A signal of DBOS, or a database outage inside DBOS, is raised, so that the
+    workflow is continued later."""
     flow, run = story.flow, story.run
     try:
         try:
-            await story.once("begin", lifecycle.begin, flow)
+            await (durable.step("begin", _nothing) if begun else story.once("begin", lifecycle.begin, flow))
         except ForbiddenTransition as error:
             run.trace.warn("run was ended before it began", error=str(error))
             return
@@ -158,6 +159,10 @@ async def lead(story: Story) -> None:
         code = error.code if isinstance(error, EcluseError) else "BUG"
         why = str(error) or type(error).__name__
         await story.once("abort", _end, flow, RunEnd("catastrophic", code, why))
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def _end(connection: Connection, run: Run, flow: Flow, end: RunEnd) -> int:

@@ -101,11 +101,11 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
 
 
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
-    """Change the status of runs that the current transaction has inserted from queued to running. No lock is needed:
-    other transactions do not see them yet."""
+    """Change the status of runs of `flow` from queued to running, and log it. The current transaction has inserted or
+    locked them."""
     await set_status(connection, flow, [StatusChange(run, flow.statuses.initial, State.RUNNING) for run in queued])
     for run in queued:
-        run.trace.start(f"run-{flow.name}", event_key=run.event_key)
+        run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
 
 
 async def set_phase(connection: Connection, run: Run, phase: str) -> None:

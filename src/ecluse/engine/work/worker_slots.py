@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Literal
 
 from ecluse.engine.model.item import ClaimedItem
+from ecluse.engine.model.shares import share_left
 from ecluse.engine.work.claim import SlotsLeft
 
 WATCH_SECONDS = 0.5
@@ -56,13 +57,6 @@ class WorkerSlot:
         if why is not None and self.task is not None:
             self.task.uncancel()
         return why
-
-
-def slots_left(share: float, slots: int, held: int, others: int) -> int:
-    """Return how many more of `slots` slots an owner may take that holds `held` of them, while all other owners hold
-    `others`: its share of the slots that the others leave, so that some are left for the next owner. Every owner may
-    have one slot. Negative: it holds more than its share."""
-    return max(1, int(share * (slots - others))) - held
 
 
 class WorkerSlots:
@@ -118,7 +112,7 @@ class WorkerSlots:
         queued = 0
         for owner, n in Counter(map(self._owner_of, self.ready)).items():
             running = self._running.get(owner, 0)
-            queued += min(n, ahead + max(0, slots_left(self._share, self.count, running, self.busy - running)))
+            queued += min(n, ahead + max(0, share_left(self._share, self.count, running, self.busy - running)))
         return queued
 
     def left(self, ahead: int) -> SlotsLeft:
@@ -127,8 +121,8 @@ class WorkerSlots:
             return SlotsLeft(self.count + ahead, [], [], [])
         held = self._running + Counter(map(self._owner_of, self.ready))
         total = self.busy + len(self.ready)
-        left = [slots_left(self._share, self.count, n, total - n) + ahead for n in held.values()]
-        fresh = slots_left(self._share, self.count, 0, total) + ahead
+        left = [share_left(self._share, self.count, n, total - n) + ahead for n in held.values()]
+        fresh = share_left(self._share, self.count, 0, total) + ahead
         return SlotsLeft(fresh, [base for base, _ in held], [tenant for _, tenant in held], left)
 
     def _next(self) -> tuple[ClaimedItem, Owner] | None:
@@ -139,7 +133,7 @@ class WorkerSlots:
         for place, claimed in enumerate(self.ready):
             owner = self._owner_of(claimed)
             running = self._running.get(owner, 0)
-            if slots_left(self._share, self.count, running, self.busy - running) > 0:
+            if share_left(self._share, self.count, running, self.busy - running) > 0:
                 del self.ready[place]
                 return claimed, owner
         return None
