@@ -74,8 +74,8 @@ INSERT INTO schedules (tenant_id, flow, name, cron, timezone, input, next_due_at
 SELECT 'alice', 'bench', 'n' || n, '* * * * *', 'UTC', '{"items": 1, "io_ms": 0}',
        date_trunc('minute', now()) + interval '1 minute', %s, now(), now(), now() FROM generate_series(1, 20) n
 """
-STARTED = """
-SELECT extract(epoch FROM coalesce(started_at, ecluse_now()) - created_at)::float8 FROM runs
+RUNS = """
+SELECT extract(epoch FROM coalesce({instant}, ecluse_now()) - created_at)::float8 FROM runs
 WHERE tenant_id = 'alice' AND schedule_id IS NULL
 """
 FIRED = """
@@ -137,6 +137,11 @@ async def repeated_keys(attacker: Attacker, n: int) -> None:
     await attacker.send("repeated keys", "POST", "/api/transcriptions/batch", n, data=body, headers=headers)
 
 
+async def many_starts(attacker: Attacker, n: int) -> None:
+    run = {"flow": "bench", "input": {"items": 1, "io_ms": 0}}
+    await attacker.send("many starts", "POST", "/api/runs", n, json=run)
+
+
 async def small_reads(attacker: Attacker, n: int) -> None:
     await attacker.send("small reads", "GET", "/api/runs", n)
 
@@ -181,6 +186,7 @@ ATTACKS: dict[Attack, int] = {
     batches: 4,
     large_bodies: 4,
     repeated_keys: 24,
+    many_starts: 16,
     small_reads: 16,
     silent_connections: SILENT,
     page_streams: 0,
@@ -290,11 +296,13 @@ async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str,
             attacks, attacker = await asyncio.to_thread(told.get)
             await asyncio.to_thread(other.join)
             cores = per_second(before, await used(session), attacker)
-            starts, fires = await figures(dsn, STARTED), await figures(dsn, FIRED)
+            starts, ends = [await figures(dsn, RUNS.format(instant=one)) for one in ("started_at", "ended_at")]
+            fires = await figures(dsn, FIRED)
     found = {
         "GET /api/me": victim.seconds["me"],
         "POST /api/runs": victim.seconds["start"],
         "run taken up after": starts,
+        "run of a call ended": ends,
         "schedule fired after": fires,
     }
     return {

@@ -38,9 +38,9 @@ class AllBusy(EcluseError):
 
 class Shares:
     """Lets each tenant have at most `most` requests in flight. `limit` is the name of the limit for callers, `patience`
-    the seconds that a further request waits."""
+    the seconds that a further request waits; None: for as long as it takes."""
 
-    def __init__(self, limit: str, most: int, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, limit: str, most: int, patience: float | None = PATIENCE_SECONDS) -> None:
         self.limit, self.most, self._patience = limit, most, patience
         self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 

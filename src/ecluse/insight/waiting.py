@@ -17,6 +17,7 @@ from typing import Any
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_one, fetch_value
+from ecluse.engine.model.roles import RUNS_AT_ONCE
 from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
 from ecluse.insight.causes import (
     BLOCKING,
@@ -184,6 +185,9 @@ LED = """
 SELECT EXISTS (SELECT 1 FROM dbos.workflow_status w JOIN replicas p ON p.id = w.executor_id AND p.state = 'live'
                WHERE w.workflow_uuid = %(workflow)s AND w.status = 'PENDING')
 """
+LED_OF_TENANT = """
+SELECT count(*) FROM runs WHERE tenant_id = %(tenant_id)s AND orchestrated AND ended_at IS NULL AND state = 'running'
+"""
 
 
 @dataclass(frozen=True)
@@ -296,7 +300,9 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
     if run["calls"]:
         return waits("gate", f"{_calls(run['calls'])} in flight, the oldest since {instant(run['since'])}")
     if run["state"] == "queued" and run["workers"]:
-        return waits("queued", "a replica is about to take the run up")
+        led = await fetch_value(connection, LED_OF_TENANT, run)
+        most = f"a replica leads at most {RUNS_AT_ONCE:,}, and a share of them for one tenant"
+        return waits("queued", f"a replica is about to take the run up; {led:,} runs of the tenant are led, {most}")
     if not run["workers"] or (run["orchestrated"] and not await _is_led(connection, run)):
         return waits("no worker", f"no live replica leads the run: start one that has flow {run['flow']}")
     if run["next_round_at"] is not None:

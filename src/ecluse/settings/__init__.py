@@ -95,8 +95,8 @@ class Settings(
     ECLUSE_TENANT_SLOTS_SHARE: Annotated[float, at_least(0.05)] = Field(
         0.75,
         le=1,
-        description="Share of the worker slots left by others that one tenant's calls to one vendor may hold, so that "
-        "calls that hang do not delay other tenants. 0.05 to 1; 1: no limit.",
+        description="Share of the worker slots left by others that one tenant's calls to one vendor may hold, and of "
+        "the runs that a worker may lead, so that calls that hang do not delay other tenants. 0.05 to 1; 1: no limit.",
     )
     ECLUSE_HEARTBEAT_SECONDS: Annotated[float, at_least(0.1)] = Field(
         2.0, description="Interval between heartbeats of a process. Minimum 0.1."

@@ -7,12 +7,15 @@ import time
 
 import psycopg
 
+from ecluse.db.connect import Connection
 from ecluse.db.connect import pool as open_pool
 from ecluse.db.query import fetch_column
-from ecluse.engine import Done, Item, Result, Start, WorkContext, start_runs
+from ecluse.engine import Done, Item, Result, Run, Start, WorkContext, start_runs
 from ecluse.engine.lead import new_runs
 from ecluse.engine.lead.new_runs import TAKE
-from tests.support.engine_flows import PATIENCE, flow, keys, run_to_end, stage, until
+from ecluse.engine.lead.story import Story
+from ecluse.insight.waiting import why_run
+from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
 
 ALL = {"room": 2, "full": []}
@@ -119,6 +122,9 @@ async def test_a_tenant_that_fills_its_share_of_the_runs_leaves_room_for_others(
     await until(lambda: query(states) == [("loud", 6), ("quiet", 1)])
     await asyncio.sleep(0.3)
     assert query(states) == [("loud", 6), ("quiet", 1)]
+    async with kit.pool.connection() as connection:
+        said = (await why_run(connection, "loud", loud[-1].run.id)).summary
+    assert "6 runs of the tenant are led" in said
     go_on.set()
     for one in [*loud, *quiet]:
         assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
@@ -131,3 +137,27 @@ async def test_new_runs_are_taken_while_steps_use_all_other_connections(start_ki
     async with kit.pool.connection(), kit.pool.connection():
         await start_run(api, Start(f, "key", input={"targets": ["a"]}))
         await until(lambda: one("SELECT state FROM runs") == "running", 2)
+
+
+async def test_steps_of_one_tenant_leave_connections_for_those_of_others(start_kit, query):
+    go_on = asyncio.Event()
+
+    async def wait(_: Connection, run: Run) -> None:
+        if run.tenant_id == "loud":
+            await go_on.wait()
+
+    async def story(run: Story) -> None:
+        await run.step("wait", wait)
+        await run.select(given_targets)
+        await run.fan_out(one, given_targets)
+        await run.gate(one)
+
+    f = flow(one := stage(), story=story)
+    kit = await start_kit(f, db_pool=2)
+    loud = [await start_run(kit, Start(f, key, "loud", {"targets": ["a"]})) for key in keys(4)]
+    await until(lambda: query("SELECT DISTINCT state FROM runs") == [("running",)])
+    quiet = await start_run(kit, Start(f, "key", "quiet", {"targets": ["a"]}))
+    assert (await wait_for_run(kit, quiet.run.id, PATIENCE))["status"] == "completed"
+    go_on.set()
+    for each in loud:
+        assert (await wait_for_run(kit, each.run.id, PATIENCE))["status"] == "completed"

@@ -28,7 +28,9 @@ from ecluse.base.ids import workflow_id
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Connection, has_input, open_blocking_session
 from ecluse.db.outage import is_unavailable, one_line
+from ecluse.db.pools import share
 from ecluse.db.query import fetch_column
+from ecluse.db.shares import Shares
 from ecluse.engine.model.flow import Run
 
 log = structlog.get_logger(__name__)
@@ -80,6 +82,7 @@ def _as_driver_error() -> Iterator[None]:
 
 _lead: Lead | None = None
 _dsn = ""
+_steps = Shares("steps", 1, patience=None)
 _leading: dict[str, asyncio.Task[Any]] = {}
 _started: set[str] = set()  # workflows started by this process and not over; their tasks may be about to run
 
@@ -123,8 +126,8 @@ def launch(dsn: str, executor_id: str, lead: Lead, connections: int) -> None:
     """Start DBOS in the running event loop, as the executor `executor_id` (this replica's id), with a pool of
     `connections` connections. `lead` is called with the run's id for every workflow that is started or recovered
     here."""
-    global _lead, _dsn
-    _lead, _dsn = lead, dsn
+    global _lead, _dsn, _steps
+    _lead, _dsn, _steps = lead, dsn, Shares("steps", share(connections), patience=None)
     config: DBOSConfig = {
         "name": APPLICATION,
         "system_database_url": dsn,
@@ -193,13 +196,18 @@ async def start(run: Run) -> None:
 
 def led() -> Counter[str]:
     """Return the number of runs that this replica leads, by tenant."""
-    return Counter(name.partition("/")[0] for name in _leading.keys() | _started)
+    return Counter(map(_tenant_of, _leading.keys() | _started))
+
+
+def _tenant_of(workflow: str) -> str:
+    return workflow.partition("/")[0]
 
 
 async def step(name: str, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
     """Run `function` as a step of the current workflow and store its result; a replay returns the stored result without
-    running it again."""
-    return await DBOS.run_step_async({"name": name}, function)
+    running it again. The steps of a tenant that are under way at once are limited to its share of the connections."""
+    async with _steps.held(_tenant_of(DBOS.workflow_id or "")):
+        return await DBOS.run_step_async({"name": name}, function)
 
 
 async def patched(name: str) -> bool:
