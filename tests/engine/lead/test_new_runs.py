@@ -7,6 +7,7 @@ import time
 
 import psycopg
 
+from ecluse.base.cron import ZONE_RULES
 from ecluse.db.connect import Connection
 from ecluse.db.connect import pool as open_pool
 from ecluse.db.query import fetch_column
@@ -130,13 +131,21 @@ async def test_a_tenant_that_fills_its_share_of_the_runs_leaves_room_for_others(
         assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
 
 
-async def test_new_runs_are_taken_while_steps_use_all_other_connections(start_kit, one):
-    f = flow(stage())
-    kit = await start_kit(f, db_pool=2, sweep_every=60)
+DUE = """
+INSERT INTO schedules (tenant_id, flow, name, cron, timezone, input, next_due_at, zone_rules, handled_until, created_at,
+                       updated_at)
+VALUES ('default', %s, 'n', '0 0 1 1 *', 'UTC', '{"targets": ["a"]}', now(), %s, now(), now(), now())
+"""
+
+
+async def test_new_runs_and_due_schedules_do_not_wait_for_connections_that_steps_use(start_kit, query, one):
+    kit = await start_kit(f := flow(stage()), db_pool=2, sweep_every=60)
     api = await start_kit(f, roles={"api"}, sweep_every=60)
     async with kit.pool.connection(), kit.pool.connection():
         await start_run(api, Start(f, "key", input={"targets": ["a"]}))
         await until(lambda: one("SELECT state FROM runs") == "running", 2)
+        query(DUE, (f.name, ZONE_RULES))
+        await until(lambda: query("SELECT state FROM schedule_slots") == [("fired",)], 3)
 
 
 async def test_steps_of_one_tenant_leave_connections_for_those_of_others(start_kit, query):
