@@ -144,7 +144,7 @@ async def test_new_runs_and_due_schedules_do_not_wait_for_connections_that_steps
     async with kit.pool.connection(), kit.pool.connection():
         await start_run(api, Start(f, "key", input={"targets": ["a"]}))
         await until(lambda: one("SELECT state FROM runs") == "running", 2)
-        query(DUE, (f.name, ZONE_RULES))
+        query(DUE, f.name, ZONE_RULES)
         await until(lambda: query("SELECT state FROM schedule_slots") == [("fired",)], 3)
 
 
