@@ -134,7 +134,8 @@ async def test_a_tenant_that_fills_its_share_of_the_runs_leaves_room_for_others(
 DUE = """
 INSERT INTO schedules (tenant_id, flow, name, cron, timezone, input, next_due_at, zone_rules, handled_until, created_at,
                        updated_at)
-VALUES ('default', %s, 'n', '0 0 1 1 *', 'UTC', '{"targets": ["a"]}', now(), %s, now(), now(), now())
+SELECT 'default', %s, 'n', '* * * * *', 'UTC', '{"targets": ["a"]}', date_trunc('minute', now()), %s, at, at, at
+FROM (VALUES (now() - interval '1 minute')) AS ago(at)
 """
 
 
