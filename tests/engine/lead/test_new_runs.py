@@ -19,7 +19,7 @@ from ecluse.insight.waiting import why_run
 from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
 
-ALL = {"room": 2, "full": []}
+ALL = {"room": 2, "full": [], "after": ""}
 
 
 async def test_a_run_that_another_process_starts_is_led_at_once(start_kit, one):
@@ -96,10 +96,11 @@ async def test_tenants_take_turns(dsn):
         many = await start_runs(one, [Start(f, key, "loud") for key in keys(300)])
         few = await start_runs(one, [Start(f, key, "quiet") for key in keys(2)])
         loud, quiet = ([each.run.id for each in started] for started in (many, few))
-        given = {"flows": [f.name], "full": [], "room": 3}
+        given = {"flows": [f.name], "full": [], "after": "", "room": 3}
         async with one.transaction(), two.transaction():
             assert await fetch_column(one, TAKE, given) == [loud[0], quiet[0], loud[1]]
             assert await fetch_column(two, TAKE, given) == [quiet[1], *loud[2:4]]
+        assert await fetch_column(one, TAKE, {**given, "after": "loud", "room": 1}) == quiet[:1]
         assert await fetch_column(one, TAKE, {**given, "full": ["loud"]}) == quiet
 
 

@@ -22,8 +22,8 @@ TOGETHER = 20
 LOOK_AHEAD = 200
 
 QUEUED = "r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued'"
-# Tenants take turns. The lock keeps a run from being taken twice. A replica whose snapshot is older than the other's
-# commit may still try; a workflow id that exists is not started again.
+# Tenants take turns, beginning after the one that came last. The lock keeps a run from being taken twice. A replica
+# whose snapshot is older than the other's commit may still try; a workflow id that exists is not started again.
 TAKE = f"""
 WITH RECURSIVE tenants AS (
     (SELECT r.tenant_id FROM runs r WHERE {QUEUED} ORDER BY r.tenant_id LIMIT 1)
@@ -31,7 +31,7 @@ WITH RECURSIVE tenants AS (
     SELECT (SELECT r.tenant_id FROM runs r WHERE {QUEUED} AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id LIMIT 1)
     FROM tenants t WHERE t.tenant_id IS NOT NULL),
 line AS MATERIALIZED (
-    SELECT n.id, row_number() OVER (PARTITION BY t.tenant_id ORDER BY n.id) AS turn
+    SELECT n.id, t.tenant_id AS tenant, row_number() OVER (PARTITION BY t.tenant_id ORDER BY n.id) AS turn
     FROM tenants t CROSS JOIN LATERAL (
         SELECT r.id FROM runs r WHERE {QUEUED} AND r.tenant_id = t.tenant_id AND r.flow = ANY(%(flows)s)
         ORDER BY r.id LIMIT {LOOK_AHEAD}) n
@@ -39,7 +39,7 @@ line AS MATERIALIZED (
 SELECT {lifecycle.RUN} FROM line JOIN runs r USING (id)
 WHERE {QUEUED}
 AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)
-ORDER BY line.turn, r.id LIMIT %(room)s FOR NO KEY UPDATE OF r SKIP LOCKED
+ORDER BY line.turn, line.tenant <= %(after)s, line.tenant LIMIT %(room)s FOR NO KEY UPDATE OF r SKIP LOCKED
 """  # noqa: S608 - our own names
 
 
@@ -50,6 +50,7 @@ class NewRuns:
     def __init__(self, flows: Mapping[str, Flow], share: float = 1.0) -> None:
         self._flows = flows
         self._share = share
+        self._last = ""  # the tenant of the run that was taken last
         self._taking: dict[int, tuple[Run, asyncio.Future[bool]]] = {}
 
     async def take(self, pool: Pool) -> None:
@@ -79,7 +80,7 @@ class NewRuns:
         taken: list[Run] = []
         try:
             async with connection.transaction():
-                given = {"flows": list(self._flows), "full": full, "room": room}
+                given = {"flows": list(self._flows), "full": full, "after": self._last, "room": room}
                 taken = await fetch_all(connection, Run, TAKE, given)
                 self._taking |= {run.id: (run, committed) for run in taken}
                 crashpoint("before workflow start")
@@ -93,4 +94,5 @@ class NewRuns:
                 committed.set_result(False)
             for run in taken:
                 del self._taking[run.id]
+        self._last = taken[-1].tenant_id if taken else self._last
         return bool(taken)
