@@ -121,12 +121,21 @@ async def test_a_recipient_gets_one_mail_about_the_end_of_a_run(start_world, que
         ("www.evil.example or //évil.example", "www[.]evil[.]example or //évil[.]example"),
         ("write to a@evil.example", "write to a[@]evil[.]example"),
         ("took 1.5 s. Twice", "took 1.5 s. Twice"),
+        ("evil\u3002example evil\uff0eexample", "evil[\u3002]example evil[\uff0e]example"),
+        ("https\uff1a\uff0f\uff0fevil a\uff20evil", "https[\uff1a]\uff0f\uff0fevil a[\uff20]evil"),
+        ("evil\u200b.\u200bexample", "evil[.]example"),
+        ("\u202eelpmaxe.live\u202c", "elpmaxe[.]live"),
     ],
 )
 def test_free_text_is_quoted_and_has_no_links(written, shown):
     assert without_links(written) == shown
     run = {"id": 7, "flow": "test", "status": "failed", "selected": None, "outcomes": {}, "reason": written}
     run |= dict.fromkeys(("state", "successful", "failed", "ignored", "cancelled", "selection_incomplete"))
-    for mail in (composed(delivery(), run), composed(delivery(message={"timestamp": "x", "data": {"note": written}}))):
+    incomplete = {**run, "reason": None, "selection_incomplete": written, "outcomes": {written: 2}}
+    cancelled = {**run, "reason": None, "state": "cancelled", "ended_by": written}
+    noted = composed(delivery(message={"timestamp": "x", "data": {"note": written, written: "x"}}))
+    for mail in (*(composed(delivery(), one) for one in (run, incomplete, cancelled)), noted):
         for kind in ("plain", "html"):
-            assert f"“{shown}”" in mail.get_body((kind,)).get_content().replace("&amp;", "&")
+            text = mail.get_body((kind,)).get_content().replace("&amp;", "&")
+            assert f"“{shown}”" in text
+            assert written == shown or written not in text
