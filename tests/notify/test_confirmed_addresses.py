@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from ecluse.base.errors import Conflict
-from ecluse.engine import Event
+from ecluse.engine import Event, PublishedEvent
 from ecluse.notify import confirmation_requests, confirmation_tokens
-from ecluse.notify.dispatch import Recipient, notify, redeliver
+from ecluse.notify.dispatch import Recipient, dispatch, notify, redeliver
 from ecluse.notify.mail_text import without_links
 from tests.notify.test_mails import TO, composed, delivery
 from tests.support.engine_flows import flow, run_to_end, stage, until
@@ -112,6 +112,23 @@ async def test_a_recipient_gets_one_mail_about_the_end_of_a_run(start_world, que
         await world.tell("thing.done")  # published after the events of the run
         await world.settled(2)
     assert len([mail for mail in mailbox.taken if f"run {run['id']}" in mail["Subject"]]) == 1
+
+
+async def test_an_event_that_is_offered_again_after_its_mail_was_sent_is_no_other_mail(start_world, query):
+    """Two endpoints have the address, and the end of the run is told by two events, each offered twice."""
+    async with mail_server() as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        for _ in range(2):
+            await world.mail_endpoint(TO)
+        kinds = ("test/completed", "test.run.completed")
+        told = [
+            PublishedEvent(n, "default", f"e{n}", kind, "run:7", "c", "ecluse", datetime.now(UTC), {}, None)
+            for n, kind in enumerate(kinds, 1)
+        ]
+        for event in (*told, *told):
+            await dispatch(world.kit.pool, [event])
+            assert await world.settled() == [("succeeded", None)]
+    assert len(mailbox.taken) == 1
 
 
 @pytest.mark.parametrize(
