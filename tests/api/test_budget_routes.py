@@ -36,6 +36,10 @@ def admin(shared_dsn):
             "INSERT INTO schedules (tenant_id, flow, name, zone_rules, handled_until, created_at, updated_at)"
             " VALUES ('rival', 'test', 's', '', now(), now(), now())"
         )
+        connection.execute(
+            "INSERT INTO runs (tenant_id, flow, event_key, orchestrated, status, state, input, created_at)"
+            " VALUES ('rival', 'test', 'theirs', false, 'running', 'running', '{}', now())"
+        )
     with serving(shared_dsn, FLOW, PAID, **SETTINGS) as client:
         yield client.with_key(new_key(shared_dsn, "admin"))
 
@@ -52,7 +56,7 @@ def test_a_budget_is_set_shown_changed_and_deleted(admin, query):
     assert made.status == 200
     row = ChangedBudget.model_validate(made.json)
     assert (row.scope, row.period, row.amount, row.spent, row.reserved) == ("tenant", "day", "2.5", "1.4", "0.1")
-    assert (row.available, row.used_up) == ("1", False)
+    assert (row.available, row.used_up, row.unknown) == ("1", False, "0.5")
     assert row.renews_at is not None
     assert row.renews_at > datetime.now(UTC)
     assert row.warnings == ["no price for gpt-4.1: budgets count its audits as 0; set LLM_PRICES"]
@@ -92,11 +96,19 @@ def test_the_budget_of_a_deleted_schedule_is_listed_until_its_last_run_has_ended
         ({"amount": "5", "period": "year"}, 422, "INVALID_INPUT", "period"),
         ({"amount": "5", "period": "day", "run_id": "1"}, 422, "INVALID_INPUT", "run_id"),
         ({"amount": "5", "run_id": "99"}, 404, "NOT_FOUND", "no run 99"),
+        ({"amount": "5", "run_id": "{run of the rival}"}, 404, "NOT_FOUND", "no run"),
+        ({"amount": "0", "period": "day"}, 409, "BUDGET_BELOW_SPENT", "cannot be 0"),
+        ({"amount": "Infinity", "period": "day"}, 422, "INVALID_INPUT", "amount"),
+        ({"amount": 1e300, "period": "day"}, 422, "INVALID_INPUT", "amount"),
+        ({"amount": None, "period": "day"}, 422, "INVALID_INPUT", "amount"),
         ({"amount": "5", "period": "day", "schedule_id": "1"}, 404, "NOT_FOUND", "no schedule 1"),
     ],
 )
 def test_what_cannot_be_a_budget_is_refused_and_nothing_is_stored(admin, query, body, status, code, words):
-    answer = admin.post("/api/budgets", body)
+    ((rivals,),) = query("SELECT id::text FROM runs WHERE tenant_id = 'rival'")
+    answer = admin.post(
+        "/api/budgets", {name: rivals if "rival" in str(value) else value for name, value in body.items()}
+    )
     assert (answer.status, answer.code) == (status, code)
     assert words in answer.body.decode()
     assert query("SELECT count(*) FROM budgets") == [(0,)]
@@ -131,8 +143,8 @@ def test_a_start_is_refused_while_the_budget_is_used_up_and_only_of_flows_that_p
     refused = admin.post("/api/runs", {"flow": "paid", "key": "second"})
     assert (refused.status, refused.code) == (409, "BUDGET_EXCEEDED")
     assert (
-        "The day's budget of tenant default has 0.1 left, too little for the next call: 1.4 of 1.5 spent. Nothing was"
-        " started." in refused.body.decode()
+        "The day's budget of tenant default has 0.1 left, too little for the next call: 1.4 of 1.5 spent, 0.5 of it by"
+        " calls whose cost is unknown. Nothing was started." in refused.body.decode()
     )
     assert admin.post("/api/runs", {"flow": "paid", "key": "first"}).status == 200  # known: nothing is started
     assert admin.post("/api/runs", {"flow": "test"}).status == 201

@@ -177,3 +177,19 @@ def test_without_the_right_nothing_is_seen_or_changed(api, admin, rival, dsn, qu
         answer = rival.ask(method, path, body)
         assert (answer.status, answer.code) == (403, "FORBIDDEN"), "tenants are for the admins of default"
     assert kept(query) == before
+
+
+def test_a_tenant_that_is_disabled_with_stop_has_no_transcription_and_no_enrichment_left_to_do(admin, rival, query):
+    query(
+        "INSERT INTO connections (tenant_id, kind, base_url, created_by, created_at, updated_by, updated_at)"
+        " SELECT 'rival', k, 'https://vendor.example', 't', now(), 't', now() FROM unnest(ARRAY['crm', 'speech']) k"
+    )
+    assert rival.post("/api/transcriptions/7").status in (200, 201, 202)
+    assert rival.post("/api/transcriptions/batch", {"fiche_ids": ["8", "9"]}).status in (200, 201, 202)
+    assert rival.post("/v1/requests", {"company_siren": "552049447"}).status == 201
+    answer = admin.post("/api/tenants/rival/disable", {"reason": "unpaid", "stop": True})
+    assert (answer.status, answer.json["ended_runs"], answer.json["open_runs"]) == (200, 4, 0)
+    ends = query("SELECT flow, state, count(*) FROM runs WHERE tenant_id = 'rival' GROUP BY 1, 2 ORDER BY 1")
+    assert ends == [("enrichment", "cancelled", 1), ("transcription", "cancelled", 3)]
+    assert query("SELECT count(*) FROM items WHERE tenant_id = 'rival' AND status = 'open'") == [(0,)]
+    assert query("SELECT count(*) FROM enrichment_jobs WHERE ended_at IS NULL") == [(0,)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import psycopg
 import pytest
 
 from ecluse.flows.pricing.run_surface import EXCLUSIONS, HISTORY, RECONCILIATIONS, RUNS, TARGETS
@@ -144,3 +146,36 @@ def test_what_makes_no_sense_is_refused(client, run, part, body):
     answer = client.post(f"{ALL}/{run['id']}/{part}", body)
     assert (answer.status, answer.code) == (422, "INVALID_INPUT")
     assert client.get(f"{ALL}/{run['id']}").json["status"] == "PREVIEW"
+
+
+def test_a_tenant_that_is_disabled_with_stop_has_no_price_changed_any_more(open_api, shared_dsn, client, rule, sandbox):
+    """Half of the products are applied; the shop has asked to wait with the others."""
+    ids = [f"gid://shopify/Product/{n}" for n in range(1, 5)]
+    changed = client.ask("PATCH", f"/api/pricing/rules/{rule}", {"selection": {"products": ids, "tags": ["first-50"]}})
+    assert changed.status == 200, changed
+    run = over(client, client.post(ALL, {"rule_id": rule}))
+    waits = {"vendor": "shopify", "kind": "throttle", "retry_after": 300, "ids": ids[2:]}
+    sandbox.set_faults([waits])
+    applying = client.post(f"{ALL}/{run['id']}/queue", {"plan_hash": run["plan_hash"]})
+    counts = wait_for(lambda: (found := client.get(f"{ALL}/{run['id']}").json["counts"]).get("APPLIED") == 20 and found)
+    assert sum(counts.values()) == 40
+    tenant = client.get("/api/me").json["tenant_id"]
+    admin = open_api.with_key(new_key(shared_dsn, "admin"))
+    assert admin.get(f"/api/tenants/{tenant}/disable").json["open_runs"] == 1
+    answer = admin.post(f"/api/tenants/{tenant}/disable", {"reason": "unpaid", "stop": True})
+    assert (answer.status, answer.json["ended_runs"], answer.json["open_runs"]) == (200, 1, 0)
+    written = len(sandbox.ledger(vendor="shopify", kind="effect"))
+    sandbox.set_faults([])
+    with psycopg.connect(shared_dsn, autocommit=True) as connection:
+
+        def ask(sql: str, *given: Any) -> list[Any]:
+            return connection.execute(sql, given).fetchall()  # type: ignore[arg-type]
+
+        engine_run = applying.json["run_id"]
+        assert ask("SELECT state, end_cause FROM runs WHERE id = %s", engine_run) == [("cancelled", "operator")]
+        assert ask("SELECT status FROM rule_runs WHERE id = %s", run["id"]) == [("PARTIAL",)]
+        targets = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY 1 ORDER BY 1"
+        assert ask(targets, run["id"]) == [("APPLIED", 20), ("FAILED", 20)]
+        assert ask("SELECT count(*) FROM items WHERE run_id = %s AND status = 'open'", engine_run) == [(0,)]
+    time.sleep(1.0)
+    assert len(sandbox.ledger(vendor="shopify", kind="effect")) == written

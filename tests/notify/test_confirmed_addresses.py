@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from ecluse.base.errors import Conflict
-from ecluse.engine import Event
+from ecluse.engine import Event, PublishedEvent
 from ecluse.notify import confirmation_requests, confirmation_tokens
-from ecluse.notify.dispatch import Recipient, notify, redeliver
+from ecluse.notify.dispatch import Recipient, dispatch, notify, redeliver
 from ecluse.notify.mail_text import without_links
 from tests.notify.test_mails import TO, composed, delivery
 from tests.support.engine_flows import flow, run_to_end, stage, until
@@ -114,6 +114,23 @@ async def test_a_recipient_gets_one_mail_about_the_end_of_a_run(start_world, que
     assert len([mail for mail in mailbox.taken if f"run {run['id']}" in mail["Subject"]]) == 1
 
 
+async def test_an_event_that_is_offered_again_after_its_mail_was_sent_is_no_other_mail(start_world, query):
+    """Two endpoints have the address, and the end of the run is told by two events, each offered twice."""
+    async with mail_server() as mailbox:
+        world = await start_world(smtp=smtp_of(mailbox))
+        for _ in range(2):
+            await world.mail_endpoint(TO)
+        kinds = ("test/completed", "test.run.completed")
+        told = [
+            PublishedEvent(n, "default", f"e{n}", kind, "run:7", "c", "ecluse", datetime.now(UTC), {}, None)
+            for n, kind in enumerate(kinds, 1)
+        ]
+        for event in (*told, *told):
+            await dispatch(world.kit.pool, [event])
+            assert await world.settled() == [("succeeded", None)]
+    assert len(mailbox.taken) == 1
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -121,12 +138,21 @@ async def test_a_recipient_gets_one_mail_about_the_end_of_a_run(start_world, que
         ("www.evil.example or //évil.example", "www[.]evil[.]example or //évil[.]example"),
         ("write to a@evil.example", "write to a[@]evil[.]example"),
         ("took 1.5 s. Twice", "took 1.5 s. Twice"),
+        ("evil\u3002example evil\uff0eexample", "evil[\u3002]example evil[\uff0e]example"),
+        ("https\uff1a\uff0f\uff0fevil a\uff20evil", "https[\uff1a]\uff0f\uff0fevil a[\uff20]evil"),
+        ("evil\u200b.\u200bexample", "evil[.]example"),
+        ("\u202eelpmaxe.live\u202c", "elpmaxe[.]live"),
     ],
 )
 def test_free_text_is_quoted_and_has_no_links(written, shown):
     assert without_links(written) == shown
     run = {"id": 7, "flow": "test", "status": "failed", "selected": None, "outcomes": {}, "reason": written}
     run |= dict.fromkeys(("state", "successful", "failed", "ignored", "cancelled", "selection_incomplete"))
-    for mail in (composed(delivery(), run), composed(delivery(message={"timestamp": "x", "data": {"note": written}}))):
+    incomplete = {**run, "reason": None, "selection_incomplete": written, "outcomes": {written: 2}}
+    cancelled = {**run, "reason": None, "state": "cancelled", "ended_by": written}
+    noted = composed(delivery(message={"timestamp": "x", "data": {"note": written, written: "x"}}))
+    for mail in (*(composed(delivery(), one) for one in (run, incomplete, cancelled)), noted):
         for kind in ("plain", "html"):
-            assert f"“{shown}”" in mail.get_body((kind,)).get_content().replace("&amp;", "&")
+            text = mail.get_body((kind,)).get_content().replace("&amp;", "&")
+            assert f"“{shown}”" in text
+            assert written == shown or written not in text

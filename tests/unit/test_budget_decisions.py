@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from ecluse.engine.model.budget import AGAIN, REST, UNTIL_RAISED, Total, admit, amount, totals_of
+from ecluse.engine.model.budget import AGAIN, REST, UNTIL_RAISED, Total, admit, amount, reason, totals_of
 
 NOW = datetime(2026, 12, 31, 17, 30, tzinfo=UTC)
 DAY, MONTH, OF_SCHEDULE, MONTH_OF_SCHEDULE, RUN = KEYS = totals_of("t", 3, 7, date(2026, 12, 30), NOW.date())
@@ -58,7 +58,8 @@ def test_a_call_that_does_not_fit_is_reserved_nowhere() -> None:
         ({"month": "0.5"}, datetime(2027, 1, 1, tzinfo=UTC), "month's budget of tenant t"),
         ({"schedule": "0.5"}, datetime(2027, 1, 1, tzinfo=UTC), "day's budget of schedule 3"),
         ({"run": "0.5"}, NOW + UNTIL_RAISED, "budget of run 7 has 0.1 left"),
-        ({"day": "0.5", "run": "0.5"}, NOW + UNTIL_RAISED, "it continues when it is raised"),
+        ({"run": "0.5"}, NOW + UNTIL_RAISED, "it continues when it is raised"),
+        ({"day": "0.5", "run": "0.5"}, NOW + UNTIL_RAISED, "it continues when they are raised"),
         ({"day": "0.65"}, NOW + AGAIN, "calls in flight hold the rest of the day's budget"),
     ],
 )
@@ -67,6 +68,38 @@ def test_a_call_waits_for_the_budget_that_takes_longest(budgets: dict[str, str],
     assert over is not None
     assert over.until == until
     assert words in over.why
+
+
+def test_all_budgets_without_room_are_named_and_how_much_of_each_is_of_unknown_cost() -> None:
+    over = admit(Decimal("0.2"), KEYS, totals(day="0.4", schedule_month="0.5", month="9", schedule="0.65"), NOW)
+    assert over is not None
+    assert over.key == DAY
+    assert over.why == (
+        "the day's budget of tenant t is used up (0.4 of 0.4 spent, 0.1 reserved; this call may cost 0.2); the month's"
+        " budget of schedule 3 has 0.1 left, too little for this call (0.4 of 0.5 spent, 0.1 reserved); calls in flight"
+        " hold the rest of the day's budget of schedule 3 (0.4 of 0.65 spent, 0.1 reserved); it continues at 2027-01-01"
+        " 00:00:00Z, or when they are raised"
+    )
+    said = reason(over.refused[:2], {DAY: Decimal("0.3"), MONTH_OF_SCHEDULE: Decimal(0)})
+    assert "(0.4 of 0.4 spent, 0.3 of it by calls whose cost is unknown, 0.1 reserved; this call may cost 0.2)" in said
+    assert said.count("unknown") == 1
+
+
+@pytest.mark.parametrize(
+    ("budgets", "named"),
+    [
+        ({"day": "0.4", "schedule": "0.4", "run": "0.4"}, ["budget of run 7", "tenant t", "schedule 3"]),
+        ({"day": "0.4", "schedule": "0.4"}, ["tenant t"]),
+        ({"day": "0.65", "schedule": "0.4"}, ["tenant t", "schedule 3"]),
+    ],
+)
+def test_other_calls_are_told_only_of_budgets_that_they_count_against(
+    budgets: dict[str, str], named: list[str]
+) -> None:
+    over = admit(Decimal("0.2"), KEYS, totals(**budgets), NOW)
+    assert over is not None
+    said = over.why_others({})
+    assert {one for one in ("budget of run 7", "tenant t", "schedule 3") if one in said} == set(named)
 
 
 def test_the_next_month_begins_on_its_first_day() -> None:
@@ -80,14 +113,14 @@ def test_a_small_rest_is_used_up_and_a_large_one_is_not() -> None:
     for budget, used_up in (("0.44", True), ("0.5", False)):
         over = admit(Decimal("0.3"), [DAY], totals(day=budget), NOW)
         assert over is not None
-        assert (over.others, over.used_up) == (used_up, used_up)
+        assert (over.others, over.refused[0].used_up) == (used_up, used_up)
         assert (Decimal(budget) - Decimal("0.4") <= REST * Decimal(budget)) is used_up
 
 
 def test_a_rest_that_calls_in_flight_hold_is_not_used_up() -> None:
     over = admit(Decimal("0.05"), [DAY], totals(day="0.5"), NOW)
     assert over is not None
-    assert (over.others, over.used_up, over.until - NOW) == (True, False, AGAIN)
+    assert (over.others, over.refused[0].used_up, over.until - NOW) == (True, False, AGAIN)
 
 
 @pytest.mark.parametrize(("value", "text"), [("0.10", "0.1"), ("100", "100"), ("0", "0"), ("0.000001234", "0.000001")])

@@ -79,9 +79,12 @@ async def test_an_unavailable_database_is_not_asked_again_for_each(work: Work) -
     assert len(work.done) == 1
 
 
-async def test_a_group_that_waited_too_long_for_a_lock_is_repeated(work: Work) -> None:
+@pytest.mark.parametrize("error", [psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected])
+async def test_a_group_that_waited_too_long_for_a_lock_or_deadlocked_is_repeated(
+    work: Work, error: type[Exception]
+) -> None:
     work.gate.set()
-    work.error = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+    work.error = error("canceling statement due to lock timeout")
     assert await work.ask(1, -2) == [work.error] * 2
     assert [asked for _, asked in work.done] == [[1, -2]] * groups.TRIES
 

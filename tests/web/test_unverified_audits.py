@@ -9,6 +9,7 @@ import json
 import psycopg
 import pytest
 
+from ecluse.flows.audits.surface import AuditInFull
 from tests.support.api_server import FLOW, new_key, serving
 
 AUDITED = """
@@ -50,6 +51,9 @@ def test_an_unverified_step_is_marked_everywhere(audited, dsn):
     assert listed["unverified_steps"] == 1
     shown = audited.get(f"/api/audits/{audit_id}").json
     assert [one["unverified"] for one in shown["result"]["steps"]] == [False, True]
+    declared = AuditInFull.model_validate(shown).result
+    assert declared is not None
+    assert [one.unverified for one in declared.steps] == [False, True]
     rows = csv.DictReader(io.StringIO(audited.get(f"/api/runs/{run_id}/outcomes.csv").body.decode()))
     assert [(row["target"], row["unverified_steps"]) for row in rows] == [("7", "1"), ("8", "")]
     cookie = {"Cookie": f"ecluse_key={audited.key}"}

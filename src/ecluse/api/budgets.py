@@ -48,6 +48,7 @@ class BudgetRow(Shape):
     spent: Money = Field(
         description="Spent in this period. Calls that may have been made count with the amount reserved for them."
     )
+    unknown: Money = Field(description="Of `spent`: reserved for calls that may have been made, whose cost is unknown.")
     reserved: Money = Field(description="Reserved for calls in flight.")
     available: Money
     used_up: bool = Field(
@@ -101,7 +102,18 @@ surface.listing(
     list_budgets="List the budgets, with the amount spent of each in the current period.",
     command=Command(
         "budgets list",
-        columns=("id", "scope", "schedule_id", "run_id", "period", "amount", "spent", "reserved", "available"),
+        columns=(
+            "id",
+            "scope",
+            "schedule_id",
+            "run_id",
+            "period",
+            "amount",
+            "spent",
+            "unknown",
+            "reserved",
+            "available",
+        ),
         empty="no budgets: paid calls are not limited (`ecluse budgets set AMOUNT --period day`)",
     ),
 )

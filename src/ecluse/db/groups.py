@@ -18,15 +18,16 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 MOST = 100  # per group: a longer transaction would delay its first callers
-TRIES = 3  # of a group that waits too long for a lock: a group of another key may lock the same records
+TRIES = 3  # of a group that waits too long for a lock, or deadlocks: another transaction locks the same records
+TRIED_AGAIN = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 class Groups(Generic[K, T, R]):
     """Groups the requests of callers by key, and processes a group of up to MOST of them with `do(key, requests)`,
     which returns an answer for each, in their order. One group per key is processed at a time; the first caller does
     not wait for others. If a group fails, its requests are repeated one by one, so that one caller cannot fail the
-    others, unless the database is unavailable or busy; after a lock timeout the group is tried again, TRIES times in
-    all."""
+    others, unless the database is unavailable or busy; after a lock timeout or a deadlock the group is tried
+    again, TRIES times in all."""
 
     def __init__(self, do: Callable[[K, Sequence[T]], Awaitable[Sequence[R]]]) -> None:
         self._do = do
@@ -55,7 +56,7 @@ class Groups(Generic[K, T, R]):
         try:
             answers = await self._do(key, [asked for asked, _ in group])
         except Exception as error:  # noqa: BLE001 - any error is the answer of its callers
-            if isinstance(error, psycopg.errors.LockNotAvailable) and tries > 1:
+            if isinstance(error, TRIED_AGAIN) and tries > 1:
                 await self._answer(key, group, tries - 1)
                 return
             if len(group) > 1 and not isinstance(error, Busy | AllBusy) and not is_unavailable(error):

@@ -18,7 +18,9 @@ from ecluse.notify.confirmation_tokens import LINK_LASTS
 from ecluse.notify.work import Delivery
 
 COUNTED = ("selected", "successful", "failed", "ignored")
-LINK_SIGNS = re.compile(r"(?<=\w)\.(?=[^\W\d])|:(?=//)|@")
+# Also in the forms that programs take for these signs: full-width, ideographic and half-width.
+LINK_SIGNS = re.compile(r"(?<=\w)[.\uff0e\u3002\uff61](?=[^\W\d])|[:\uff1a](?=[/\uff0f]{2})|[@\uff20\ufe6b]")
+DIRECTIONS = re.compile(r"[\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")  # reorder text, or hide in it
 MOST_REASONS = 20
 LONGEST_SUBJECT = 150
 LONGEST_TEXT = 2_000
@@ -103,8 +105,8 @@ def _mail(
 
 def without_links(text: str) -> str:
     """Return the text with brackets around the signs by which mail programs recognise URLs, hosts and addresses: none
-    of it becomes a link."""
-    return LINK_SIGNS.sub(lambda sign: f"[{sign[0]}]", text)
+    of it becomes a link. Invisible characters that change the direction of text are left out."""
+    return LINK_SIGNS.sub(lambda sign: f"[{sign[0]}]", DIRECTIONS.sub("", text))
 
 
 def _counts(run: Mapping[str, Any]) -> list[Fact]:

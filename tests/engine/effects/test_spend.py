@@ -120,6 +120,33 @@ async def test_beyond_the_budget_calls_wait_with_the_reason_and_continue_when_it
     clean(dsn)
 
 
+async def test_a_call_that_waits_names_all_budgets_without_room_and_what_of_them_is_of_unknown_cost(start_kit, query):
+    """The vendor broke down after each call was sent: nothing is known to have been spent."""
+
+    async def work(context, item):
+        await context.pay(item, charge=Charge("llm", "m", PRICE))
+        raise TransientError("500", code="SERVER_ERROR")
+
+    one, f = only_items(work, retry=stage().retry.__class__(executions=1))
+    kit = await start_kit(f)
+    await put(kit, "0.6")
+    await put(kit, "0.7", "month")
+    run = await begin(kit, one, f, 4)
+    told = await waits(kit, run, 2)
+    figures = "spent, 0.6 of it by calls whose cost is unknown, 0 reserved"
+    for said in ("month's budget of tenant default has 0.1 left", "day's budget of tenant default is used up"):
+        assert said in told.summary
+    assert f"(0.6 of 0.7 {figures}; this call may cost 0.3)" in told.summary
+    assert f"(0.6 of 0.6 {figures})" in told.summary
+    ((waiting,),) = query("SELECT count(DISTINCT postponed_why) FROM items WHERE postponed_cause = 'budget'")
+    assert waiting == 1
+    assert query("SELECT period, unknown::text FROM budget_list ORDER BY 1") == [("day", "0.6"), ("month", "0.6")]
+    async with kit.pool.connection() as connection:
+        with pytest.raises(Conflict) as refused:
+            await require_budget(connection, f, "default")
+    assert f"day's budget of tenant default is used up: 0.6 of 0.6 {figures.partition(', 0 ')[0]}" in str(refused.value)
+
+
 async def test_the_next_day_work_continues_by_itself_and_the_month_goes_on_counting(start_kit, query, dsn):
     one, f = only_items(paying(), max_wait=timedelta(days=3))
     kit = await start_kit(f, sweep_every=0.2)

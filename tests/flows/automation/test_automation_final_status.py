@@ -250,8 +250,22 @@ async def test_who_stops_half_way_stops_once(automate, monkeypatch):
     assert [line for line in world.logs(run["id"]) if "completed 3/4" in line] == [
         "Transcription failed (fiches): 1 × NO_URL - recordings completed 3/4"  # noqa: RUF001 - as it is known
     ]
+    await world.config()
     stopped = await world.run_over("1000", "9200", continue_on_error=False)
     assert stopped["result_summary"]["reasons"] == {"NO_URL": 1, "STOPPED": 1}
     assert len(log_rows(world, stopped["id"], "Stopped: a fiche has failed, and continueOnError is false")) == 1
+    world.query("UPDATE audit_configs SET is_active = false")
     unaudited = await world.run_over("1000")
     assert unaudited["result_summary"]["reasons"] == {"NO_AUDIT_CONFIGS": 1}
+
+
+@pytest.mark.req("AUT-116")
+async def test_without_an_audit_config_a_run_makes_no_transcripts(automate):
+    """The transcripts would be paid for, and no audit could use them."""
+    world = await automate()
+    run = await world.run_over("1000", "1001")
+    assert run["result_summary"]["reasons"] == {"NO_AUDIT_CONFIGS": 2}
+    assert {why for _, why in world.results(run["id"]).values()} == {"No audit configs resolved"}
+    assert world.query("SELECT count(*) FROM runs WHERE flow = 'transcription'") == [(0,)]
+    assert world.query("SELECT count(*) FROM paid_calls") == [(0,)]
+    assert len(log_rows(world, run["id"], "No audit configs resolved")) == 1

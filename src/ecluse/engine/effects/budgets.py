@@ -11,7 +11,7 @@ from ecluse.base.errors import Conflict, InvalidInput, NotFound
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import fetch_column, fetch_row, fetch_rows, fetch_value
 from ecluse.engine.effects.reservations import lock_totals
-from ecluse.engine.model.budget import Period, Scope, TotalKey, amount, budget_name
+from ecluse.engine.model.budget import Period, Scope, TotalKey, amount, budget_name, spent_of
 from ecluse.engine.model.flow import Flow
 from ecluse.engine.runs.stages import wake_workers
 
@@ -52,10 +52,10 @@ SELECT (created_at AT TIME ZONE 'UTC')::date, CASE WHEN redrive_of IS NULL THEN 
 WHERE tenant_id = %(tenant)s AND id = %(subject)s""",
 }
 NOTHING_LEFT = """
-SELECT scope, schedule_id, period, spent, amount, renews_at FROM budget_list
+SELECT scope, schedule_id, period, spent, amount, unknown, renews_at FROM budget_list
 WHERE tenant_id = %(tenant)s AND (used_up OR spent >= amount) AND renews_at IS NOT NULL
   AND (schedule_id IS NULL OR schedule_id = %(schedule)s)
-ORDER BY renews_at DESC LIMIT 1
+ORDER BY renews_at DESC, scope DESC, period
 """
 
 
@@ -104,12 +104,18 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
     if not any(stage.paid for stage in flow.stages):
         return
     given = {"tenant": tenant, "schedule": schedule_id}
-    for scope, subject, period, spent, limit, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
+    told, again = [], []
+    for scope, subject, period, spent, limit, unknown, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
         name = budget_name(tenant, scope, subject, period)
         is_so = "is used up" if spent >= limit else f"has {amount(limit - spent)} left, too little for the next call"
-        why = f"The {name} {is_so}: {amount(spent)} of {amount(limit)} spent. Nothing was started."
+        told.append(f"he {name} {is_so}: {spent_of(spent, limit, unknown)}")
+        again.append(renewed)
+    if told:
+        raised = "the budget" if len(told) == 1 else "these budgets"
         raise Conflict(
-            f"{why} Start again at {renewed:%Y-%m-%d %H:%M:%S}Z, or raise the budget.", code="BUDGET_EXCEEDED"
+            f"T{'; t'.join(told)}. Nothing was started. Start again at {again[0]:%Y-%m-%d %H:%M:%S}Z, or raise"
+            f" {raised}.",
+            code="BUDGET_EXCEEDED",
         )
 
 

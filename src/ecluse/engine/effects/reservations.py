@@ -16,7 +16,17 @@ import structlog
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import as_json, fetch_rows
 from ecluse.engine.model import counters
-from ecluse.engine.model.budget import Charge, Exceeded, Settlement, Total, TotalKey, admit, totals_of
+from ecluse.engine.model.budget import (
+    Charge,
+    Exceeded,
+    Settlement,
+    Total,
+    TotalKey,
+    Unknown,
+    admit,
+    reason,
+    totals_of,
+)
 from ecluse.engine.model.item import ClaimedItem, ClaimKey
 
 log = structlog.get_logger(__name__)
@@ -46,6 +56,10 @@ SELECT {KEY}, t.spent, t.reserved FROM spend_totals t JOIN {KEYS} USING ({KEY}) 
 # A statement of its own: a budget that was changed while this transaction waited for the locks counts.
 BUDGETS = f"""
 SELECT {KEY}, amount FROM budgets JOIN {KEYS} USING (tenant_id, scope, subject_id, period)
+"""  # noqa: S608 - our own names
+# Of totals whose budgets have no room, the part that is the cost of calls which may have been made.
+UNKNOWN = f"""
+SELECT {KEY}, spend_unknown(tenant_id, scope, subject_id, period, starts_on) FROM {KEYS}
 """  # noqa: S608 - our own names
 USED_UP = f"""
 UPDATE spend_totals t SET used_up = true FROM {KEYS}
@@ -161,15 +175,25 @@ async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> 
                 granted.append(_row(one, roots[item.run_id], now.date()))
         if granted:
             await connection.execute(RESERVE, (as_json(granted),))
-        if used_up := {over.key for over in found.values() if over is not None and over.used_up}:
+        refused = [one for over in found.values() if over is not None for one in over.refused]
+        if used_up := {one.key for one in refused if one.used_up}:
             await connection.execute(USED_UP, _columns(used_up))
-    if any(over is not None and over.others for over in found.values()):  # now that the totals are not locked any more
-        await _postpone(connection, wanted, found)
-    return found
+    if not refused:
+        return found
+    # Now that the totals are not locked any more.
+    unknown = {
+        TotalKey(*key): cost
+        for *key, cost in await fetch_rows(connection, UNKNOWN, _columns({one.key for one in refused}))
+    }
+    await _postpone(connection, wanted, found, unknown)
+    return {item: over and over._replace(why=reason(over.refused, unknown)) for item, over in found.items()}
 
 
 async def _postpone(
-    connection: Connection, wanted: Sequence[PaidCallRequest], found: Mapping[int, Exceeded | None]
+    connection: Connection,
+    wanted: Sequence[PaidCallRequest],
+    found: Mapping[int, Exceeded | None],
+    unknown: Unknown,
 ) -> None:
     """Postpone the due items that wait in the stages of the refused calls and count against the same budgets, at most
     MOST_POSTPONED per budget and stage. Only for refusals with `others`."""
@@ -181,7 +205,7 @@ async def _postpone(
     for (key, flow, stage, lane), over in refused.items():
         root, of = WITHIN[key.scope]
         where = {"tenant": key.tenant_id, "subject": key.subject_id, "flow": flow, "stage": stage, "lane": lane}
-        how = {"until": over.until, "why": over.why, "most": MOST_POSTPONED}
+        how = {"until": over.until, "why": over.why_others(unknown), "most": MOST_POSTPONED}
         await connection.execute(POSTPONE.format(root=root, of=of), {**where, **how})
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 Scope = Literal["tenant", "schedule", "run"]
 Period = Literal["day", "month", "all"]
+SCOPES: Sequence[Scope] = ("tenant", "schedule", "run")  # from the widest
 
 AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
@@ -58,6 +59,10 @@ class TotalKey(NamedTuple):
         return budget_name(self.tenant_id, self.scope, self.subject_id, self.period)
 
 
+Unknown = Mapping[TotalKey, Decimal]  # the cost of calls that may have been made, as far as it is known
+EMPTY: Unknown = {}
+
+
 @dataclass
 class Total:
     """A sum of costs: spent by calls that were made, and reserved for calls in flight. `budget` None: there is no
@@ -68,16 +73,50 @@ class Total:
     budget: Decimal | None
 
 
-class Exceeded(NamedTuple):
-    """A budget without room for a call: the call waits until `until`. `others`: no other call is expected to fit
-    either, so other calls are postponed, too. `used_up`: the amount spent (without reservations) leaves no room for any
-    other call that is expected, until the budget is renewed or raised."""
+class Refusal(NamedTuple):
+    """A budget without room for a call that may cost `most`. `until`: when the call is tried again; `others`: no other
+    call is expected to fit either; `used_up`: the amount spent (without reservations) leaves no room for any other call
+    that is expected, until the budget is renewed or raised."""
 
     key: TotalKey
+    most: Decimal
+    spent: Decimal
+    reserved: Decimal
+    budget: Decimal
     until: datetime
-    why: str
     others: bool
     used_up: bool
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether only calls in flight hold the rest of the budget."""
+        return self.spent + self.most <= self.budget
+
+
+class Exceeded(NamedTuple):
+    """The budgets without room for a call, first the one that it waits for longest; `why` names all of them."""
+
+    refused: Sequence[Refusal]
+    why: str
+
+    @property
+    def key(self) -> TotalKey:
+        return self.refused[0].key
+
+    @property
+    def until(self) -> datetime:
+        return self.refused[0].until
+
+    @property
+    def others(self) -> bool:
+        """Whether other calls that count against the first budget are postponed, too."""
+        return self.refused[0].others
+
+    def why_others(self, unknown: Unknown) -> str:
+        """Return the reason for other calls that count against the first budget: it names the budgets that all of
+        them have in common."""
+        common = SCOPES[: SCOPES.index(self.key.scope) + 1]
+        return reason([one for one in self.refused if one.key.scope in common], unknown)
 
 
 def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
@@ -93,31 +132,53 @@ def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today:
 
 def admit(most: Decimal, keys: Sequence[TotalKey], totals: Mapping[TotalKey, Total], now: datetime) -> Exceeded | None:
     """Add `most` to `reserved` of all these totals and return None, if every budget has room for it. Otherwise change
-    none, and return the exceeded budget for which the call has to wait longest."""
-    refused = [over for key in keys if (over := _exceeded(most, key, totals[key], now)) is not None]
+    none, and return the budgets that have none."""
+    refused = [over for key in keys if (over := _refusal(most, key, totals[key], now)) is not None]
     if refused:
-        return max(refused, key=lambda over: over.until)
+        refused.sort(key=lambda one: one.until, reverse=True)
+        return Exceeded(refused, reason(refused))
     for key in keys:
         totals[key].reserved += most
     return None
 
 
-def _exceeded(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Exceeded | None:
+def _refusal(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Refusal | None:
     if total.budget is None or total.spent + total.reserved + most <= total.budget:
         return None
-    figures = f"{amount(total.spent)} of {amount(total.budget)} spent, {amount(total.reserved)} reserved"
-    call = f"this call may cost {amount(most)}"
+    figures = (key, most, total.spent, total.reserved, total.budget)
     if total.spent + most <= total.budget:
-        why = f"calls in flight hold the rest of the {key} ({figures}; {call})"
         others = total.budget - total.spent - total.reserved <= REST * total.budget
-        return Exceeded(key, now + AGAIN, f"{why}; it continues when they have cost less", others, used_up=False)
-    renewed = key.renewed_at
-    when = "when it is raised" if renewed is None else f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or when it is raised"
-    left = total.budget - total.spent
-    used_up = left <= REST * total.budget
-    is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for this call"
-    why = f"the {key} {is_so} ({figures}; {call}); it continues {when}"
-    return Exceeded(key, renewed or now + UNTIL_RAISED, why, used_up, used_up)
+        return Refusal(*figures, now + AGAIN, others, used_up=False)
+    used_up = total.budget - total.spent <= REST * total.budget
+    return Refusal(*figures, key.renewed_at or now + UNTIL_RAISED, used_up, used_up)
+
+
+def reason(refused: Sequence[Refusal], unknown: Unknown = EMPTY) -> str:
+    """Return why a call waits: each budget without room for it, and when it continues. `unknown`: the part of what is
+    spent that is the cost of calls which may have been made, by the key of the total."""
+    first, told = refused[0], []
+    for one in refused:
+        left = one.budget - one.spent
+        is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for this call"
+        said = f"calls in flight hold the rest of the {one.key}" if one.in_flight else f"the {one.key} {is_so}"
+        spent = spent_of(one.spent, one.budget, unknown.get(one.key, Decimal(0)))
+        call = f"; this call may cost {amount(one.most)}" if one is first else ""
+        told.append(f"{said} ({spent}, {amount(one.reserved)} reserved{call})")
+    raised = "when it is raised" if len(refused) == 1 else "when they are raised"
+    renewed = first.key.renewed_at
+    if first.in_flight:
+        when = "when they have cost less"
+    elif renewed is None:
+        when = raised
+    else:
+        when = f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or {raised}"
+    return f"{'; '.join(told)}; it continues {when}"
+
+
+def spent_of(spent: Decimal, limit: Decimal, unknown: Decimal) -> str:
+    """Return how much of a budget is spent as messages say it, with the part whose cost is unknown."""
+    of_it = f", {amount(unknown)} of it by calls whose cost is unknown" if unknown else ""
+    return f"{amount(spent)} of {amount(limit)} spent{of_it}"
 
 
 def budget_name(tenant: str, scope: Scope, subject_id: int, period: Period) -> str:

@@ -58,6 +58,7 @@ NOT_BY_HAND = (
     "/api/automation/trigger."
 )
 NO_CONFIGS = "No audit configs resolved"
+UNAUDITED = Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS)
 
 
 class AutomationRunInput(BaseModel):
@@ -165,7 +166,7 @@ class Automation:
         fetch = replace(self.fetch, rounds=wanted.rounds)
         await story.fan_out(fetch, partial(_fetches, fetch))
         await story.gate(fetch, seen=partial(progress.seen, story.emit, "fetching", "Fiche details"))
-        left = await story.step("filter-fiches", eligibility.decide, self.config.max_recordings)
+        left = await story.step("filter-fiches", _filter, self.config.max_recordings)
         if wanted.run_transcription:
             if not await self._goes_on(story, wanted, left):
                 return
@@ -259,8 +260,27 @@ async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewIt
     return [NewItem(fiche_id, target="", payload=wanted.own_key, lane=lane) for fiche_id in open_]
 
 
+async def _filter(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
+    """Judge the fiches of the run (see `eligibility.decide`). Without an audit config for its audits, all fail: before
+    transcripts are paid for."""
+    wanted = await snapshot.load(connection, run)
+    given = wanted.specific_audit_configs, wanted.use_automatic_audits
+    unaudited = wanted.run_audits and not (await configs.resolve_configs(connection, run.tenant_id, *given)).configs
+    if unaudited:
+        await _note_configs(connection, run)
+    return await eligibility.decide(connection, run, default_limit, UNAUDITED if unaudited else None)
+
+
 async def _resolve(connection: Connection, run: Run) -> int:
     """Resolve the audit configs of the run, store them, and return their number. Without any, all open fiches fail."""
+    count = await _note_configs(connection, run)
+    if not count:
+        await eligibility.settle_open(connection, run, UNAUDITED)
+    return count
+
+
+async def _note_configs(connection: Connection, run: Run) -> int:
+    """Resolve the audit configs of the run, store and log them, and return their number."""
     wanted = await snapshot.load(connection, run)
     found = await configs.resolve_configs(
         connection, run.tenant_id, wanted.specific_audit_configs, wanted.use_automatic_audits
@@ -272,7 +292,6 @@ async def _resolve(connection: Connection, run: Run) -> int:
     await snapshot.add(connection, run, audit_configs=named)
     if not found.configs:
         await events.log_line(connection, run, NO_CONFIGS, "error")
-        await eligibility.settle_open(connection, run, Settled("", "failed", "NO_AUDIT_CONFIGS", NO_CONFIGS))
     return len(found.configs)
 
 

@@ -32,6 +32,8 @@ SELECT c.siren, c.enrichment_status, c.updated_at, c.job_ended_at, c.relaunchabl
 FROM companies c LEFT JOIN enrichment_jobs j ON j.siren = c.siren AND j.ended_at IS NULL
 LEFT JOIN locked l ON l.id = j.run_id WHERE c.siren = ANY(%(sirens)s)
 """
+# A transaction that holds locks of runs must not wait for those of others, which may be in another order.
+LOOK_AGAIN = LOOK.replace("FOR SHARE OF r", "FOR SHARE OF r SKIP LOCKED")
 PUT_JOBS = """
 INSERT INTO enrichment_jobs (run_id, tenant_id, siren, trigger, request_id, correlation_id, idempotency_key, status,
                              asked, created_at)
@@ -50,14 +52,18 @@ WHERE siren IN (
       AND (%(sirens)s::text[] IS NULL OR siren = ANY(%(sirens)s))
     ORDER BY siren LIMIT 500 FOR NO KEY UPDATE)
 """
+# The company before its job, as everywhere: a group that has locked the company waits for a job of it that is changed.
 BEGIN_CALL = """
 WITH source AS (
     INSERT INTO enrichment_sources (run_id, source_api, started_at) VALUES (%(run)s, %(source)s, ecluse_now())
-    ON CONFLICT DO NOTHING)
+    ON CONFLICT DO NOTHING),
+company AS MATERIALIZED (
+    SELECT c.enrichment_status FROM enrichment_jobs j JOIN companies c ON c.siren = j.siren
+    WHERE j.run_id = %(run)s AND j.ended_at IS NULL AND j.attempt < %(attempt)s FOR NO KEY UPDATE OF c)
 UPDATE enrichment_jobs SET status = 'RUNNING', attempt = %(attempt)s, started_at = coalesce(started_at, ecluse_now())
-WHERE run_id = %(run)s AND ended_at IS NULL AND attempt < %(attempt)s RETURNING trigger
+FROM company WHERE run_id = %(run)s AND ended_at IS NULL AND attempt < %(attempt)s
+RETURNING trigger, company.enrichment_status
 """
-LOCK_COMPANY = "SELECT enrichment_status FROM companies WHERE siren = %s FOR NO KEY UPDATE"
 SET_RUNNING = "UPDATE companies SET enrichment_status = 'RUNNING', status_at = ecluse_now() WHERE siren = %s"
 END_SOURCES = """
 INSERT INTO enrichment_sources AS s
@@ -69,7 +75,7 @@ ORDER BY run_id
 ON CONFLICT (run_id, source_api) DO UPDATE SET ended_at = excluded.ended_at, status = excluded.status,
     http_status = excluded.http_status, error_code = excluded.error_code, message = excluded.message,
     executions = excluded.executions, facts = excluded.facts
-RETURNING run_id, (extract(epoch FROM s.ended_at - s.started_at) * 1000)::integer
+RETURNING run_id, (extract(epoch FROM s.ended_at - s.started_at) * 1000)::bigint
 """
 # In one order: two transactions that end several jobs must not deadlock.
 LOCK_COMPANIES = """
@@ -158,13 +164,15 @@ class Looked(NamedTuple):
         return self.job if self.locked else None
 
 
-async def look(connection: Connection, sirens: Collection[str]) -> dict[str, Looked]:
-    """Insert companies that are new, lock the open jobs of all, and return what is known of each, by SIREN."""
-    await connection.execute(PUT_COMPANIES, (list(sirens),))
+async def look(connection: Connection, sirens: Collection[str], *, wait: bool = True) -> dict[str, Looked]:
+    """Insert companies that are new, lock the open jobs of all, and return what is known of each, by SIREN. `wait`
+    False: a second look at companies, which waits for no lock."""
+    if wait:
+        await connection.execute(PUT_COMPANIES, (list(sirens),))
     return {
         siren: Looked(Known(Status(status), updated_at, ended_at, relaunchable, job is not None), job, locked, now)
         for siren, status, updated_at, ended_at, relaunchable, job, locked, now in await fetch_rows(
-            connection, LOOK, {"sirens": list(sirens)}
+            connection, LOOK if wait else LOOK_AGAIN, {"sirens": list(sirens)}
         )
     }
 
@@ -187,10 +195,9 @@ async def begin_call(connection: Connection, run_id: int, siren: str, source: So
     given = {"run": run_id, "attempt": attempt, "source": source}
     row = await fetch_row(connection, BEGIN_CALL, given)
     if row is not None:
-        (status,) = await fetch_row(connection, LOCK_COMPANY, (siren,)) or (None,)
-        before = Status(status)
+        begun_by, before = row[0], Status(row[1])
         if before is not Status.RUNNING:
-            trigger = Trigger(row[0]) if row[0] in list(Trigger) else None
+            trigger = Trigger(begun_by) if begun_by in list(Trigger) else None
             check_move(siren, before, Status.RUNNING, trigger)
             await connection.execute(SET_RUNNING, (siren,))
     return row is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ecluse.access.tenants import DEFAULT
 from ecluse.base.errors import Conflict, NotFound
@@ -20,6 +20,7 @@ from ecluse.insight.causes import instant
 from ecluse.insight.waiting import why_open
 from ecluse.vendors.registers import Source
 
+T = TypeVar("T")
 TRIES = 5
 HIDDEN = ("sources", "job_ended_at", "relaunchable", "open_job", "recipient", "now")  # columns of SHOW
 SWEEP = "SWEEP"  # the trigger of jobs that no request has begun
@@ -82,21 +83,74 @@ STORED = Launched(None, attached=False)
 
 async def create(desk: Desk, wanted: Sequence[TriggerRequest]) -> list[tuple[int, Launched]]:
     """Insert requests of one tenant, and companies that are new; return the id and the result of each, in order."""
-    looked = await records.look(desk.connection, {one.siren for one in wanted})
-    rows = [{**vars(one), "place": place, "job": looked[one.siren].held} for place, one in enumerate(wanted)]
-    ids = sorted(await fetch_column(desk.connection, INSERT, (as_json(rows),)))
-    made = [replace(one, request_id=id_) for one, id_ in zip(wanted, ids, strict=True)]
-    return [*zip(ids, await launch(desk, made, looked), strict=True)]
+
+    async def attempt(tries: Tries) -> list[tuple[int, Launched]]:
+        looked = await records.look(desk.connection, {one.siren for one in wanted})
+        rows = [{**vars(one), "place": place, "job": looked[one.siren].held} for place, one in enumerate(wanted)]
+        ids = sorted(await fetch_column(desk.connection, INSERT, (as_json(rows),)))
+        made = [replace(one, request_id=id_) for one, id_ in zip(wanted, ids, strict=True)]
+        held = {one.request_id: looked[one.siren].held for one in made}
+        return [*zip(ids, await _launch(desk, made, looked, held, tries), strict=True)]
+
+    return await _tried(desk.connection, attempt)
 
 
-async def launch(
-    desk: Desk, wanted: Sequence[TriggerRequest], looked: Mapping[str, Looked] | None = None
-) -> list[Launched]:
+async def launch(desk: Desk, wanted: Sequence[TriggerRequest]) -> list[Launched]:
     """Attach requests of one tenant to the open jobs of their companies, start jobs, or use the stored data; emit
-    Requested. An attached request cannot miss the end of its job, whose run is locked until this transaction ends.
-    `looked`: the companies as they were read before new requests were inserted with their open jobs."""
+    Requested. An attached request cannot miss the end of its job, whose run is locked until this transaction ends."""
+
+    async def attempt(tries: Tries) -> list[Launched]:
+        looked = await records.look(desk.connection, {one.siren for one in wanted})
+        return await _launch(desk, wanted, looked, {}, tries)
+
+    return await _tried(desk.connection, attempt)
+
+
+@dataclass
+class Tries:
+    """What the tries of a launch have learned so far. `taken`: companies whose job another transaction has started, or
+    whose job of today has succeeded; `stored`: those of them whose job of today has."""
+
+    taken: frozenset[str] = frozenset()
+    stored: set[str] = field(default_factory=set)
+
+
+class Changed(Conflict):
+    """The jobs of these companies changed while they were looked at."""
+
+    def __init__(self, sirens: Collection[str]) -> None:
+        which = ", ".join(sorted(sirens))
+        super().__init__(f"The job of company {which} changed during this request: repeat the request.")
+        self.sirens = sirens
+
+
+async def _tried(connection: Connection, attempt: Callable[[Tries], Awaitable[T]]) -> T:
+    """Return the result of `attempt`, which is repeated if a job changes meanwhile; raise Conflict if one does at each
+    of TRIES. Each try begins without the locks of the one before: two transactions that keep some locks while they wait
+    for others would deadlock, because the order of locks (companies that are new, runs, companies, jobs) holds within a
+    try."""
+    tries, changed = Tries(), frozenset[str]()
+    for _ in range(TRIES):
+        try:
+            async with connection.transaction():
+                return await attempt(tries)
+        except (Changed, Taken) as error:
+            changed = frozenset(error.sirens)
+            tries.taken = changed if isinstance(error, Taken) else frozenset()
+    raise Changed(changed)
+
+
+async def _launch(
+    desk: Desk,
+    wanted: Sequence[TriggerRequest],
+    looked: Mapping[str, Looked],
+    held: Mapping[int, int | None],
+    tries: Tries,
+) -> list[Launched]:
+    """Attach requests, start jobs, or use the stored data, once; emit Requested. `looked`: the companies as they were
+    just read; `held`: the jobs with which new requests were inserted. Raise Changed or Taken if a job changed."""
     first = {one.siren: one for one in reversed(wanted)}
-    found = await _launch(desk, first, looked)
+    found = await _decided(desk, first, looked, tries)
     made = [
         (one, found[one.siren] if one is first[one.siren] else found[one.siren]._replace(attached=True))
         for one in wanted
@@ -104,7 +158,7 @@ async def launch(
     moved = {
         one.request_id: launched.job_id
         for one, launched in made
-        if launched.job_id is not None and (looked is None or launched.job_id != looked[one.siren].held)
+        if launched.job_id is not None and launched.job_id != held.get(one.request_id)
     }
     if moved:
         await desk.connection.execute(ATTACH, (list(moved), list(moved.values())))
@@ -114,40 +168,37 @@ async def launch(
     return [launched for _, launched in made]
 
 
-async def _launch(
-    desk: Desk, first: Mapping[str, TriggerRequest], looked: Mapping[str, Looked] | None
+async def _decided(
+    desk: Desk, first: Mapping[str, TriggerRequest], looked: Mapping[str, Looked], tries: Tries
 ) -> dict[str, Launched]:
-    """Return the result of the first trigger of each company. Raise Conflict if its job changes at each of TRIES."""
+    """Return the result of the first trigger of each company: all jobs that are needed are started together, because
+    their order is one only within a statement. Raise Changed or Taken."""
     (connection, _, config), found = desk, dict[str, Launched]()
-    for _ in range(TRIES):
-        left = first.keys() - found.keys()
-        looked = looked or await records.look(connection, left)
-        starting: list[TriggerRequest] = []
-        for siren in left:
-            known, job, locked, now = looked[siren]
-            match rules.decide(known, first[siren].trigger, config.limits, now):
+    # Taken without an open job: it was the idempotency key, the job of today has succeeded.
+    automatic = {siren for siren, one in first.items() if one.trigger is not Trigger.MANUAL}
+    tries.stored |= {one for one in tries.taken if one in automatic and looked[one].job is None}
+    starting: list[TriggerRequest] = []
+    left = set(first)
+    for seen in (looked, None):  # the second look is at those whose job has ended during the first
+        looked = seen or await records.look(connection, left, wait=False)
+        for siren in sorted(left):
+            one, (known, job, locked, now) = first[siren], looked[siren]
+            match "cached" if siren in tries.stored else rules.decide(known, one.trigger, config.limits, now):
                 case "cached":
                     found[siren] = STORED
                 case "attach" if locked:
                     found[siren] = Launched(job, attached=True)
                 case "start":
-                    starting.append(first[siren])
-        looked = None
-        try:
-            if starting:
-                async with connection.transaction():
-                    await records.mark_stale(connection, config.limits.fresh, [one.siren for one in starting])
-                    started = await start(desk, starting, now)
-                    found |= {siren: Launched(job, attached=False) for siren, job in started.items()}
-        except Taken as taken:
-            looked = await records.look(connection, first.keys() - found.keys())
-            # Without an open job it is the idempotency key: the job of today has succeeded.
-            over = [one for one in taken.sirens if looked[one].job is None]
-            found |= {one: STORED for one in over if first[one].trigger is not Trigger.MANUAL}
-        if len(found) == len(first):
-            return found
-    changed = ", ".join(sorted(first.keys() - found.keys()))
-    raise Conflict(f"The job of company {changed} changed during this request: repeat the request.")
+                    starting.append(one)
+        if not (left := left - found.keys() - {one.siren for one in starting}):
+            break
+    else:
+        raise Changed(left)
+    if starting:
+        await records.mark_stale(connection, config.limits.fresh, [one.siren for one in starting])
+        started = await start(desk, starting, now)
+        found |= {siren: Launched(job, attached=False) for siren, job in started.items()}
+    return found
 
 
 async def start(
