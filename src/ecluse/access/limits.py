@@ -13,10 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ecluse.access.envelope import Refused
-from ecluse.access.keys import Caller
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row, fetch_value
 from ecluse.db.shares import Shares
@@ -104,6 +103,16 @@ def limit_exceeded(code: str, limit: str, says: str, seconds: float) -> Refused:
     return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
 
 
+class Charged(Protocol):
+    """Who a request is charged to: the caller of an API key or, of the Pusher HTTP API, the app that signed it."""
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
 class LimitUse(NamedTuple):
     """A limit that applies to a caller, and how much of it is used."""
 
@@ -122,7 +131,7 @@ class Limiter:
         self._open: Counter[tuple[str, str]] = Counter()
         self.large = Shares("large_bodies_at_once", 1, LARGE_SECONDS)
 
-    def charge(self, caller: Caller, cost: int) -> None:
+    def charge(self, caller: Charged, cost: int) -> None:
         """Charge a request of this cost to the caller's key and tenant. Raise Refused, and charge nothing, if one of
         them has used up the requests or the megabytes that a minute allows."""
         now = self._now()
@@ -134,12 +143,12 @@ class Limiter:
                 raise limit_exceeded("RATE_LIMITED", name, says, wait)
         self._use(caller, "requests", cost, now)
 
-    def count_bytes(self, caller: Caller, count: int) -> None:
+    def count_bytes(self, caller: Charged, count: int) -> None:
         """Count bytes that were received or are about to be sent. Nothing is refused here: bytes beyond the limit delay
         later requests."""
         self._use(caller, "megabytes", count, self._now())
 
-    def open(self, caller: Caller, what: str) -> Callable[[], None]:
+    def open(self, caller: Charged, what: str) -> Callable[[], None]:
         """Count an open stream or poll (`what` in OPEN) and return the function to call when it ends. Raise Refused if
         the key or its tenant has as many as allowed."""
         held = [(name, whose) for name, whose, _ in self._whose(caller, what)]
@@ -169,7 +178,7 @@ class Limiter:
                 details = [{"where": name, "problem": says}]
                 raise Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
 
-    async def standing(self, connection: Connection, caller: Caller) -> list[LimitUse]:
+    async def standing(self, connection: Connection, caller: Charged) -> list[LimitUse]:
         """Return every limit above that applies to the caller, with what is used of it; requests, bytes, streams and
         polls are those of this process."""
         now, found = self._now(), []
@@ -187,16 +196,16 @@ class Limiter:
             for name, count in zip(COUNTED, counts, strict=True)
         ]
 
-    def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+    def _whose(self, caller: Charged, what: str) -> Iterator[tuple[str, str, int]]:
         """Yield name, owner and value of the limit on `what`, first of the caller's key, then of its tenant."""
         for per, whose in (("key", caller.actor), ("tenant", caller.tenant)):
             yield (name := f"{per}_{what}"), whose, getattr(self.allowed, name)
 
-    def _rates(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+    def _rates(self, caller: Charged, what: str) -> Iterator[tuple[str, str, int]]:
         unit = MEGABYTE if what == "megabytes" else 1
         return ((name, whose, most * unit) for name, whose, most in self._whose(caller, what) if most)
 
-    def _use(self, caller: Caller, what: str, amount: int, now: float) -> None:
+    def _use(self, caller: Charged, what: str, amount: int, now: float) -> None:
         if len(self._buckets) > MANY:
             self._buckets = {whose: one for whose, one in self._buckets.items() if now - one.at < 60}
         for name, whose, most in self._rates(caller, what):
