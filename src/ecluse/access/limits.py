@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -38,6 +39,7 @@ COUNTED = {
     "job_servers": "SELECT count(*) FROM job_servers WHERE tenant_id = %s AND deleted_at IS NULL",
     "api_keys": """SELECT count(*) FROM api_keys
 WHERE tenant_id = %s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now())""",
+    "mail_addresses": "SELECT count(*) FROM mail_addresses WHERE tenant_id = %s",
 }
 ALL_COUNTS = f"SELECT {', '.join(f'({statement})' for statement in COUNTED.values())}"
 OPEN = {"page_streams": "open page streams", "streams": "open streams of events", "polls": "waiting polls"}
@@ -68,6 +70,7 @@ class Allowed:
     job_hosts: int = 500
     job_servers: int = 1_000
     api_keys: int = 500
+    mail_addresses: int = 500
     answer_megabytes: int = 10  # of one answer
 
 
@@ -101,6 +104,14 @@ def limit_exceeded(code: str, limit: str, says: str, seconds: float) -> Refused:
     wait = max(1, math.ceil(seconds))
     details = [{"where": limit, "problem": says}]
     return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
+
+
+def _count_reached(name: str, most: int, remedy: str) -> Refused:
+    what, knob = name.replace("_", " "), f"{KNOB}{name.upper()}"
+    says = f"A tenant may have {most} {what}, and this one has no room ({name})."
+    says = f"{says} {remedy} the operator of the server to raise {knob}."
+    details = [{"where": name, "problem": says}]
+    return Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
 
 
 class Charged(Protocol):
@@ -172,11 +183,20 @@ class Limiter:
         if most := getattr(self.allowed, name):
             await connection.execute(LOCK, (tenant,))
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
-                what = name.replace("_", " ")
-                remedy = f"Remove one first, or ask the operator of the server to raise {KNOB}{name.upper()}."
-                says = f"This tenant has {most} {what}, as many as allowed ({name}). {remedy}"
-                details = [{"where": name, "problem": says}]
-                raise Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
+                raise _count_reached(name, most, "Remove one first, or ask")
+
+    @asynccontextmanager
+    async def room_kept(self, connection: Connection, tenant: str, name: str) -> AsyncIterator[None]:
+        """Raise Refused at the end of the block if it has added records of this kind (`name` in COUNTED), and the
+        tenant then has more than allowed. For records that are not added one by one."""
+        if not (most := getattr(self.allowed, name)):
+            yield
+            return
+        await connection.execute(LOCK, (tenant,))
+        before = await fetch_value(connection, COUNTED[name], (tenant,))
+        yield
+        if max(before, most) < await fetch_value(connection, COUNTED[name], (tenant,)):
+            raise _count_reached(name, most, "Ask")
 
     async def standing(self, connection: Connection, caller: Charged) -> list[LimitUse]:
         """Return every limit above that applies to the caller, with what is used of it; requests, bytes, streams and
