@@ -200,12 +200,15 @@ def test_the_cookie_is_no_key_to_the_api_and_the_header_none_to_the_pages(reader
     assert reader.client.with_key(reader.key).get("/ui/runs").status == 303
 
 
-def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn, fill, follow, paced):
+@pytest.mark.parametrize("lost", ["revoked_at", "expires_at"])
+def test_a_key_that_is_revoked_or_expires_is_out_and_its_stream_says_so_and_ends(
+    reader, pages_dsn, fill, follow, paced, lost
+):
     paced(reader.client, quiet=0.1)
     mine = reader.with_key(new_key(pages_dsn))
     page = follow(mine, "/ui/schedules/live")
     assert page.next() is not None
-    fill("UPDATE api_keys SET revoked_at = ecluse_now() WHERE hint = %s", mine.key[:8])
+    fill(f"UPDATE api_keys SET {lost} = ecluse_now() WHERE hint = %s", mine.key[:8])  # noqa: S608
     wait_for(lambda: mine.get("/ui/schedules").status == 303)
     while (said := page.next())[0] != "end":
         last = said
