@@ -69,7 +69,7 @@ def test_requests_of_a_key_share_one_note_of_its_use(api, dsn):
     with psycopg.connect(dsn) as blocker:
         blocker.execute("SELECT 1 FROM api_keys FOR UPDATE")  # the note waits, so that it can be counted
         assert {api.get("/api/me").status for _ in range(10)} == {200}
-        wait_for(lambda: blocker.execute(noting).fetchone() == (1,))
+        wait_for(lambda: blocker.execute(noting).fetchone()[0] > 0)
         assert len(api.app.state.keys._writing) == 1
 
 
