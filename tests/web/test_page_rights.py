@@ -182,6 +182,8 @@ def test_a_form_that_another_site_sends_is_refused(reader):
         for headers in (
             {"Sec_Fetch_Site": "cross-site"},
             {"Origin": "https://evil.example"},
+            {"Origin": "http://["},
+            {"Origin": ""},
             {"Sec_Fetch_Site": "same-origin", "Origin": "https://evil.example"},
         ):
             answer = reader.post(path, f"key={reader.key}", **headers)
