@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 from datetime import timedelta
 from http.cookies import SimpleCookie
@@ -241,3 +242,15 @@ def test_log_ins_and_log_outs_are_in_the_audit_trail(reader, pages_dsn, fill):
     assert fill(done, f"key:{key_id}") == ["page.log-in", "page.log-out"]
     tried = "SELECT sum(times) FROM audit_trail WHERE action = 'credentials.invalid' AND actor = 'address:127.0.0.1'"
     wait_for(lambda: fill(tried))
+
+
+def test_behind_a_trusted_proxy_the_trail_has_the_address_that_it_names(reader, pages_dsn, fill):
+    for address in ("127.0.0.1", "127.0.0.2"):  # the second one is no proxy
+        mine = new_key(pages_dsn)
+        form, head = f"key={mine}".encode(), {"Content-Type": "application/x-www-form-urlencoded"}
+        connection = http.client.HTTPConnection("127.0.0.1", reader.client.port, source_address=(address, 0))
+        connection.request("POST", "/ui/login", form, head | {"X-Forwarded-For": "198.51.100.7"})
+        assert connection.getresponse().status == 303
+        connection.close()
+    logged_in = "SELECT array_agg(subject ORDER BY id DESC) FROM audit_trail WHERE action = 'page.log-in'"
+    assert fill(logged_in)[:2] == ["address:127.0.0.2", "address:198.51.100.7"]
