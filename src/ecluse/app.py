@@ -19,9 +19,10 @@ from fastapi.middleware.gzip import GZipMiddleware
 
 from ecluse import api, web
 from ecluse.access import envelope
-from ecluse.access.edge import Connection, Edge, Socket
+from ecluse.access.edge import Connection, Edge
 from ecluse.access.limits import Limiter
 from ecluse.access.polls import Polls
+from ecluse.access.sockets import Socket
 from ecluse.api import health
 from ecluse.api.metrics import Metrics
 from ecluse.api.realtime import lost_rights

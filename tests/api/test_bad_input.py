@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 
 from ecluse.access.door import Guarded
 from tests.support.api_server import new_key
+from tests.support.loop_probe import probing
 from tests.support.metrics import scrape
 from tests.support.waits import wait_for
 
@@ -346,3 +347,13 @@ def test_an_unknown_route_is_named(shared_api, method, path, status):
     answer = shared_api.ask(method, path)
     assert answer.status == status
     assert answer.json["error"]["message"] == f"There is no route {method} {path.partition('?')[0]}."
+
+
+@pytest.mark.alone
+def test_thousands_of_unknown_query_parameters_do_not_hold_the_loop(shared_api):
+    query = "&".join(f"name{n}=1" for n in range(5_000))
+    with probing(shared_api) as held:
+        answer = shared_api.get(f"/api/runs?{query}")
+    assert (answer.status, len(answer.json["error"]["details"])) == (422, 20)
+    print(f"the loop was held for {held.longest * 1000:.0f} ms")
+    assert held.longest < 0.035

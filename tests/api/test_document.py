@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
+import socket
 
 import pytest
 
@@ -10,6 +13,7 @@ from ecluse.access.error_codes import REFUSALS
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
 from tests.support.api_server import FLOW, SEALING
+from tests.support.loop_probe import probing
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +74,22 @@ def test_ids_and_pages_are_described(operations):
         if (parameter["in"] == "path" or parameter["name"] in wanted) and not parameter.get("description")
     ]
     assert silent == []
+
+
+@pytest.mark.alone
+def test_the_document_is_public_and_sending_it_does_not_hold_the_loop(shared_api, document):
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\n"
+    packed = shared_api.with_key(None).get("/openapi.json", headers={"Accept-Encoding": "gzip"})
+    assert json.loads(gzip.decompress(packed.body)) == shared_api.with_key(None).get("/openapi.json").json == document
+    with (
+        probing(shared_api) as held,
+        socket.create_connection(("127.0.0.1", shared_api.port), 20) as one,
+        socket.create_connection(("127.0.0.1", shared_api.port), 20) as other,
+    ):
+        for client in (one, other):
+            client.sendall((ask + b"\r\n") * 20 + ask + b"Connection: close\r\n\r\n")
+        for client in (one, other):
+            while client.recv(1_000_000):
+                pass
+    print(f"the loop was held for {held.longest * 1000:.1f} ms")
+    assert held.longest < 0.03

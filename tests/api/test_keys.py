@@ -64,6 +64,15 @@ def test_the_last_use_is_written_beside_the_request_and_at_most_once_a_minute(ap
     assert one(used) == first
 
 
+def test_requests_of_a_key_share_one_note_of_its_use(api, dsn):
+    noting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%last_used_at%'"
+    with psycopg.connect(dsn) as blocker:
+        blocker.execute("SELECT 1 FROM api_keys FOR UPDATE")  # the note waits, so that it can be counted
+        assert {api.get("/api/me").status for _ in range(10)} == {200}
+        wait_for(lambda: blocker.execute(noting).fetchone()[0] > 0)
+        assert len(api.app.state.keys._writing) == 1
+
+
 def test_a_request_does_not_wait_for_the_note_of_its_keys_use(api, dsn, query):
     with psycopg.connect(dsn) as blocker:
         blocker.execute("SELECT 1 FROM api_keys FOR UPDATE")

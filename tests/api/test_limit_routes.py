@@ -27,6 +27,10 @@ KNOBS = {
     "ECLUSE_LIMIT_JOB_HOSTS": 2,
     "ECLUSE_LIMIT_JOB_SERVERS": 2,
     "ECLUSE_LIMIT_API_KEYS": 4,
+    "ECLUSE_LIMIT_MAIL_ADDRESSES": 3,
+    "SMTP_HOST": "localhost",
+    "MAIL_FROM": "ecluse@example.com",
+    "ECLUSE_PUBLIC_URL": "https://ecluse.example.com",
     "ECLUSE_LIMIT_KEY_STREAMS": 2,
     "ECLUSE_LIMIT_TENANT_STREAMS": 3,
     "ECLUSE_LIMIT_KEY_POLLS": 2,
@@ -126,6 +130,52 @@ def test_requests_at_once_do_not_pass_the_limit_of_a_count(tenant, path, body, n
     (refused, *_) = [one for one in answers if one.status == 429]
     assert refusal(refused)[:3] == (429, "LIMIT_REACHED", [name])
     assert f"ECLUSE_LIMIT_{name.upper()}" in refused.json["error"]["message"]
+
+
+def test_every_route_that_names_mail_addresses_meets_their_limit_and_known_ones_need_no_room(tenant):
+    client, addresses = tenant("admin"), "/api/notifications/addresses"
+    for name in ("a", "b"):
+        assert client.post(addresses, {"address": f"{name}@example.com"}).status == 200
+    mail = {"kind": "mail", "events": ["*"], "addresses": ["A@example.com"]}
+    endpoint = client.post("/api/notifications/endpoints", mail)
+    assert (endpoint.status, used(client)["mail_addresses"]) == (201, 2)
+    schedule = client.post(SCHEDULES, {**plan(), "notify_emails": ["b@example.com", "c@example.com"]})
+    assert (schedule.status, used(client)["mail_addresses"]) == (201, 3)
+    new, generic = ["a@example.com", "d@example.com"], {"flow": "automation", "name": plan()["name"]}
+    for method, path, body in [
+        ("POST", addresses, {"address": "d@example.com"}),
+        ("POST", "/api/notifications/endpoints", {**mail, "addresses": new}),
+        ("PATCH", f"/api/notifications/endpoints/{endpoint.json['id']}", {"addresses": new}),
+        ("POST", SCHEDULES, {**plan(), "notify_emails": new}),
+        ("PATCH", f"{SCHEDULES}/{schedule.json['id']}", {"notify_emails": new}),
+        (
+            "POST",
+            "/api/schedules",
+            {**generic, "plan": {"fiche_selection": {"fiche_ids": ["1"]}, "notify_emails": new}},
+        ),
+        ("PATCH", f"/api/schedules/{schedule.json['id']}", {"plan": {"notify_emails": new}}),
+    ]:
+        refused = client.ask(method, path, body)
+        assert refused.status == 429, (path, refused.json)
+        assert refusal(refused)[:3] == (429, "LIMIT_REACHED", ["mail_addresses"]), path
+    assert used(client)["mail_addresses"] == 3
+    assert client.ask("PATCH", f"{SCHEDULES}/{schedule.json['id']}", {"notify_emails": ["a@example.com"]}).status == 200
+
+
+def test_new_mail_addresses_named_at_once_do_not_pass_their_limit(tenant, shared_dsn):
+    client, waiting = tenant(), "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+    def name(one):
+        return client.post("/api/notifications/addresses", {"address": f"{one}@example.com"})
+
+    assert [name("a").status, name("b").status] == [200, 200]
+    with ThreadPoolExecutor(3) as together:
+        with psycopg.connect(shared_dsn) as connection:
+            connection.execute("LOCK TABLE mail_addresses IN SHARE MODE")  # none of the three is ahead
+            answers = [together.submit(name, one) for one in "cde"]
+            wait_for(lambda: connection.execute(waiting).fetchone()[0] >= 3)
+        statuses = sorted(one.result().status for one in answers)
+    assert (statuses, used(client)["mail_addresses"]) == ([200, 429, 429], 3)
 
 
 def test_what_is_deleted_makes_room(tenant):

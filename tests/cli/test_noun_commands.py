@@ -13,6 +13,7 @@ from ecluse.access import keys
 from tests.support.automation_rows import end_run
 from tests.support.command_line import operating
 from tests.support.fiche_rows import call, details, save
+from tests.support.waits import wait_for
 
 STEPS = '[{"name": "Consent", "criteria": "agrees", "weight": 2}]'
 AUTOMATION = ("schedules", "create", "automation", "--name")
@@ -49,6 +50,8 @@ def test_tenants_and_keys_are_made_listed_and_taken_away_and_the_trail_tells(ope
     listed = operator(*acme, "keys", "list").out
     assert ("dashboard" in listed, made["key"] in listed) == (True, False)
     assert operator.done("me", ECLUSE_KEY=made["key"])["tenant_id"] == "acme"
+    used = wait_for(lambda: operator.done(*acme, "keys", "list")["keys"][0]["last_used_at"])
+    assert used[:10] in operator(*acme, "keys", "list").out
     refused(operator(*acme, "keys", "list", ECLUSE_KEY=made["key"]), "FORBIDDEN")
     operator.done(*acme, "keys", "revoke", made["id"])
     assert operator.done(*acme, "keys", "list", "--state", "revoked")["keys"][0]["id"] == made["id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import resource
 import selectors
@@ -10,14 +11,15 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psycopg
 import pytest
 
-from tests.support.api_server import new_key
+from tests.support.api_server import SECRET_KEY, Client, new_key
 from tests.support.command_line import environment, free_port
 from tests.support.waits import wait_for
 
@@ -27,14 +29,15 @@ FLOOD = "edge: connection limit reached"
 class Limited:
     """`ecluse serve` with at most `files` open files."""
 
-    def __init__(self, dsn: str, files: int, log: str) -> None:
+    def __init__(self, dsn: str, files: int, log: str, roles: Sequence[str], **knobs: str) -> None:
         self.port = free_port()
         self.log = log
-        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port), "--role", "api"]
+        command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port)]
+        command += [part for role in roles for part in ("--role", role)]
         with open(log, "w") as said:  # noqa: PTH123
             self.process = subprocess.Popen(
                 command,
-                env=environment(DATABASE_URL=dsn, ECLUSE_LOG_FORMAT="json"),
+                env=environment(DATABASE_URL=dsn, ECLUSE_LOG_FORMAT="json", **knobs),
                 stderr=said,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
             )
@@ -58,8 +61,8 @@ class Limited:
 
 
 @contextlib.contextmanager
-def limited(dsn: str, files: int, folder) -> Iterator[Limited]:
-    server = Limited(dsn, files, str(folder / "log"))
+def limited(dsn: str, files: int, folder, *roles: str, **knobs: str) -> Iterator[Limited]:
+    server = Limited(dsn, files, str(folder / "log"), roles, **knobs)
     try:
         wait_for(server.is_ready)
         yield server
@@ -90,7 +93,7 @@ def reopen(held: selectors.BaseSelector, port: int, stack: contextlib.ExitStack)
 @pytest.mark.alone
 def test_silent_connections_do_not_stop_another_client(dsn, tmp_path, files, silent, seconds):
     key = new_key(dsn)
-    with limited(dsn, files, tmp_path) as server, contextlib.ExitStack() as stack:
+    with limited(dsn, files, tmp_path, "api") as server, contextlib.ExitStack() as stack:
         held = hold(server.port, silent, stack)
         took, until = [], time.monotonic() + seconds
         while time.monotonic() < until:
@@ -107,3 +110,51 @@ def test_silent_connections_do_not_stop_another_client(dsn, tmp_path, files, sil
         (flood,) = server.lines(FLOOD)
         assert flood["level"] == "warning"
         assert server.lines("out of system resource") == []
+
+
+@contextlib.contextmanager
+def slow_receiver(calls: int) -> Iterator[int]:
+    """Run a receiver of webhooks that answers once it has so many calls at the same time; yield its port."""
+    together = threading.Barrier(calls)
+
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(20)
+            self.send_response(500 if together.broken else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.alone
+def test_silent_connections_leave_descriptors_for_calls_that_the_server_makes(dsn, tmp_path):
+    """All roles in one process: each of the ten deliveries at once needs a descriptor, and a connection of the database
+    besides."""
+    knobs = {"ECLUSE_SECRET_KEY": SECRET_KEY, "ECLUSE_ALLOWED_NETWORKS": "127.0.0.0/8"}
+    calls, delivered = 10, "SELECT count(*) FROM delivery_list WHERE state = 'delivered'"
+    with (
+        slow_receiver(calls) as port,
+        limited(dsn, 256, tmp_path, **knobs) as server,
+        contextlib.ExitStack() as stack,
+        psycopg.connect(dsn, autocommit=True) as connection,
+    ):
+        client = Client(server.port, new_key(dsn, "admin"))
+        hook = {"kind": "webhook", "url": f"http://127.0.0.1:{port}/", "events": ["*"]}
+        made = [client.post("/api/notifications/endpoints", hook).json["id"] for _ in range(calls)]
+        held = hold(server.port, 400, stack)
+        for one in made:
+            assert client.post(f"/api/notifications/endpoints/{one}/test", {}).status < 300
+        until = time.monotonic() + 20
+        while connection.execute(delivered).fetchone() != (calls,):
+            assert time.monotonic() < until, connection.execute("SELECT state, error FROM delivery_list").fetchall()
+            reopen(held, server.port, stack)
+            time.sleep(0.05)

@@ -11,13 +11,14 @@ import pytest
 
 from ecluse.realtime.pusher_signatures import signed_query
 from tests.realtime.conftest import app_of, secret_of
-from tests.support.api_server import add_tenant, new_key
+from tests.support.api_server import FLOW, add_tenant, new_key, serving
 from tests.support.waits import wait_for
 
 
-@pytest.fixture(scope="module")
-def ask(live):
-    app, secret = app_of(live), secret_of(live)
+def asking(live):
+    """Sends requests signed with the app of the tenant of this client's key."""
+    tenant = live.get("/api/me").json["tenant_id"]
+    app, secret = app_of(live), secret_of(live, tenant)
 
     def send(path, body=None, *, app_id=app["app_id"], key=app["key"], secret=secret, raw=None):
         full = f"/apps/{app_id}{path}"
@@ -27,6 +28,11 @@ def ask(live):
         return live.with_key(None).ask(method, f"{full}?{query}", raw=sent or None)
 
     return send
+
+
+@pytest.fixture(scope="module")
+def ask(live):
+    return asking(live)
 
 
 GOOD = {"name": "x.y", "data": "{}", "channel": "private-fiche-601"}
@@ -116,3 +122,32 @@ def test_a_new_secret_is_shown_once_and_the_old_one_signs_no_more(live, live_dsn
     with psycopg.connect(live_dsn) as connection:
         trail = connection.execute("SELECT action, subject FROM audit_trail WHERE tenant_id = 'rotating'").fetchall()
     assert trail == [("realtime.rotate", f"realtime:{app['app_id']}")]
+
+
+def refusal(answer):
+    (about,) = answer.json["error"]["details"]
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    return answer.status, answer.code, about["where"]
+
+
+def test_what_an_app_sends_counts_for_the_limits_of_its_tenant_and_of_no_other(dsn):
+    add_tenant(dsn, "rival")
+    with serving(dsn, FLOW, ECLUSE_LIMIT_TENANT_REQUESTS=60) as client:
+        keys = [client.with_key(new_key(dsn, tenant=tenant)) for tenant in ("default", "rival")]
+        mine, theirs = map(asking, keys)
+        answers = [mine("/events", GOOD) for _ in range(13)]
+        assert [one.status for one in answers[:10]] == [200] * 10  # 5 units each, as any change
+        assert refusal(answers[-1]) == (429, "RATE_LIMITED", "tenant_requests")
+        for path, body in (("/batch_events", {"batch": [GOOD]}), ("/channels", None), ("/channels/x", None)):
+            while (answer := mine(path, body)).status == 200:  # a read fits in where a change does not
+                assert body is None
+            assert refusal(answer) == (429, "RATE_LIMITED", "tenant_requests")
+        assert refusal(keys[0].get("/api/me"))[2] == "tenant_requests"
+        assert theirs("/events", GOOD).status == 200
+
+
+def test_the_bytes_that_an_app_sends_count(dsn):
+    with serving(dsn, FLOW, ECLUSE_LIMIT_KEY_MEGABYTES=1) as client:
+        ask = asking(client.with_key(new_key(dsn)))
+        assert {ask("/events", raw=b"x" * 700_000).status for _ in range(2)} == {400}
+        assert refusal(ask("/events", GOOD)) == (429, "RATE_LIMITED", "key_megabytes")

@@ -173,11 +173,12 @@ def test_with_public_channels_the_right_is_asked_for_all_the_same(dsn, stream):
         assert stream(server, "run-7").status == 403
 
 
-def test_a_key_that_is_revoked_loses_its_stream(dsn, stream):
+@pytest.mark.parametrize("lost", ["revoked_at", "expires_at"])
+def test_a_key_that_is_revoked_or_expires_loses_its_stream(dsn, stream, lost):
     with serving(dsn, FLOW, limits=WATCHFUL) as client:
         one = stream(client.with_key(new_key(dsn)))
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("UPDATE api_keys SET revoked_at = ecluse_now()")
+            connection.execute(f"UPDATE api_keys SET {lost} = ecluse_now()")  # noqa: S608
         wait_for(lambda: one.ended)
 
 

@@ -215,16 +215,22 @@ def test_a_page_is_live_however_late_a_script_arrives(desk, visit, script):
     expect(page.get_by_role("status")).to_have_text("Live")
 
 
-def test_a_page_that_gets_no_stream_keeps_what_it_shows_and_says_so(desk, visit, ended, monkeypatch):
+def test_a_page_that_a_limit_refuses_its_stream_names_the_limit_and_is_live_when_there_is_room(
+    desk, visit, ended, monkeypatch
+):
     client, _ = desk
     expect(visit(client).enter(client.key).get_by_role("status")).to_have_text("Live")
     limits = client.app.state.limits
-    monkeypatch.setattr(limits, "allowed", replace(limits.allowed, tenant_page_streams=1))
+    allowed = limits.allowed
+    monkeypatch.setattr(limits, "allowed", replace(allowed, tenant_page_streams=1))
     visitor = visit(client)
     visitor.expected = ("429", "htmx:response:error")
     page = visitor.enter(client.key)
-    expect(page.get_by_role("status")).to_have_text("Not live: reload the page")
+    says = "Not live. This tenant has 1 open page streams, as many as allowed (tenant_page_streams)."
+    expect(page.get_by_role("status")).to_have_text(f"{says} The page tries again in 10 s.")
     expect(page.locator(f"#run-{ended}")).to_be_visible()
+    monkeypatch.setattr(limits, "allowed", allowed)
+    expect(page.get_by_role("status")).to_have_text("Live", timeout=30_000)
 
 
 def test_the_pages_do_without_scripts(desk, visit, ended):

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from ecluse.web.actions import ACTIONS, DONE, parameters
+from ecluse.web.forms import EMPTY
 from tests.support.api_server import new_key
 from tests.support.pages import text
 
@@ -269,3 +270,54 @@ def test_every_action_names_an_operation_that_is_declared(reader):
         known = set(parameters(declared[name].path))
         known |= {"changed", "APPLIED", "FAILED"} if "rule_run_id" in known else set()  # counts of the rule run
         assert set(re.findall(r"\{(\w+)\}", action.says)) <= known, name
+
+
+@pytest.fixture
+def broken(fill):
+    """Something goes wrong inside: a table is not there."""
+    fill("ALTER TABLE audit_configs RENAME TO hidden")
+    yield
+    fill("ALTER TABLE hidden RENAME TO audit_configs")
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["form sent", "page shown"])
+def test_an_unexpected_error_is_a_page_with_the_request_id_and_no_detail(operator, broken, sends):
+    form = urlencode({**NEW, "name": "Lost", "_token": "lost"})
+    answer = operator.post("/ui/do/create_config", form) if sends else operator.get("/ui/audits")
+    assert (answer.status, answer.headers["Content-Type"]) == (500, "text/html; charset=utf-8")
+    assert "The server failed unexpectedly" in text(answer)
+    assert answer.headers["X-Request-Id"] in text(answer)
+    assert "audit_configs" not in answer.body.decode()
+    assert answer.headers["Content-Security-Policy"]
+
+
+def problems(answer) -> dict[str, str]:
+    """The messages at the fields of a form, by the id of the field."""
+    return dict(re.findall(r'id="field-([\w-]+)-hint" class="hint">\s*<b class="bad">([^<]*)', answer.body.decode()))
+
+
+def test_a_field_that_needs_a_value_says_so_when_it_is_left_empty(operator, fill):
+    answer = operator.post("/ui/do/create_config", filled(operator, "/ui/do/create_config", steps__0__name="Consent"))
+    assert (answer.status, problems(answer)) == (422, dict.fromkeys(["name", "steps-0-criteria"], EMPTY))
+
+
+@pytest.mark.parametrize("emptied", ["", "  "])
+def test_a_value_that_a_record_needs_is_not_taken_away(operator, fill, config, emptied):
+    made = config(f"Kept{len(emptied)}")
+    path = f"/ui/do/change_config/{made}"
+    answer = operator.post(path, filled(operator, path, name=emptied, description=""))
+    assert (answer.status, problems(answer)) == (422, {"name": EMPTY})
+    assert fill("SELECT version FROM audit_configs WHERE id = %s", made) == 1
+    assert operator.post(path, filled(operator, path, description="")).status == 303
+    assert fill("SELECT description FROM audit_configs WHERE id = %s", made) == ""
+
+
+def test_a_form_does_not_speak_of_null(operator, fill):
+    plan = {"name": "Nightly", "fiche_selection.mode": "manual", "fiche_selection.fiche_ids": "1"}
+    path = "/ui/do/create_automation_schedule"
+    assert operator.post(path, filled(operator, path, **plan)).status == 303
+    made = fill("SELECT id FROM schedules WHERE name = 'Nightly'")
+    path = f"/ui/do/change_automation_schedule/{made}"
+    answer = operator.post(path, filled(operator, path, name="", **{"fiche_selection.mode": ""}))
+    assert (answer.status, problems(answer)) == (422, problems(answer) | {"name": EMPTY, "fiche_selection-mode": EMPTY})
+    assert "null" not in text(answer)

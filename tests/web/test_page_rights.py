@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 from datetime import timedelta
 from http.cookies import SimpleCookie
@@ -182,6 +183,8 @@ def test_a_form_that_another_site_sends_is_refused(reader):
         for headers in (
             {"Sec_Fetch_Site": "cross-site"},
             {"Origin": "https://evil.example"},
+            {"Origin": "http://["},
+            {"Origin": ""},
             {"Sec_Fetch_Site": "same-origin", "Origin": "https://evil.example"},
         ):
             answer = reader.post(path, f"key={reader.key}", **headers)
@@ -200,12 +203,15 @@ def test_the_cookie_is_no_key_to_the_api_and_the_header_none_to_the_pages(reader
     assert reader.client.with_key(reader.key).get("/ui/runs").status == 303
 
 
-def test_a_revoked_key_is_out_and_its_stream_says_so_and_ends(reader, pages_dsn, fill, follow, paced):
+@pytest.mark.parametrize("lost", ["revoked_at", "expires_at"])
+def test_a_key_that_is_revoked_or_expires_is_out_and_its_stream_says_so_and_ends(
+    reader, pages_dsn, fill, follow, paced, lost
+):
     paced(reader.client, quiet=0.1)
     mine = reader.with_key(new_key(pages_dsn))
     page = follow(mine, "/ui/schedules/live")
     assert page.next() is not None
-    fill("UPDATE api_keys SET revoked_at = ecluse_now() WHERE hint = %s", mine.key[:8])
+    fill(f"UPDATE api_keys SET {lost} = ecluse_now() WHERE hint = %s", mine.key[:8])  # noqa: S608
     wait_for(lambda: mine.get("/ui/schedules").status == 303)
     while (said := page.next())[0] != "end":
         last = said
@@ -236,3 +242,15 @@ def test_log_ins_and_log_outs_are_in_the_audit_trail(reader, pages_dsn, fill):
     assert fill(done, f"key:{key_id}") == ["page.log-in", "page.log-out"]
     tried = "SELECT sum(times) FROM audit_trail WHERE action = 'credentials.invalid' AND actor = 'address:127.0.0.1'"
     wait_for(lambda: fill(tried))
+
+
+def test_behind_a_trusted_proxy_the_trail_has_the_address_that_it_names(reader, pages_dsn, fill):
+    for address in ("127.0.0.1", "127.0.0.2"):  # the second one is no proxy
+        mine = new_key(pages_dsn)
+        form, head = f"key={mine}".encode(), {"Content-Type": "application/x-www-form-urlencoded"}
+        connection = http.client.HTTPConnection("127.0.0.1", reader.client.port, source_address=(address, 0))
+        connection.request("POST", "/ui/login", form, head | {"X-Forwarded-For": "198.51.100.7"})
+        assert connection.getresponse().status == 303
+        connection.close()
+    logged_in = "SELECT array_agg(subject ORDER BY id DESC) FROM audit_trail WHERE action = 'page.log-in'"
+    assert fill(logged_in)[:2] == ["address:127.0.0.2", "address:198.51.100.7"]

@@ -21,7 +21,6 @@ import structlog
 from pydantic_core import to_json
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ecluse.access.turns import Turns
 
@@ -304,15 +303,3 @@ class Connection(HttpToolsProtocol):
         ]
         lines = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + body)
-
-
-class Socket(WebSocketsSansIOProtocol):
-    """A connection that became a WebSocket. It counts against the limits until it is closed."""
-
-    def __init__(self, edge: Edge, **given: Any) -> None:
-        super().__init__(**given)
-        self._edge = edge
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._edge.left(self.transport)
-        super().connection_lost(exc)

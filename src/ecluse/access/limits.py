@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ecluse.access.envelope import Refused
-from ecluse.access.keys import Caller
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row, fetch_value
 from ecluse.db.shares import Shares
@@ -39,6 +39,7 @@ COUNTED = {
     "job_servers": "SELECT count(*) FROM job_servers WHERE tenant_id = %s AND deleted_at IS NULL",
     "api_keys": """SELECT count(*) FROM api_keys
 WHERE tenant_id = %s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now())""",
+    "mail_addresses": "SELECT count(*) FROM mail_addresses WHERE tenant_id = %s",
 }
 ALL_COUNTS = f"SELECT {', '.join(f'({statement})' for statement in COUNTED.values())}"
 OPEN = {"page_streams": "open page streams", "streams": "open streams of events", "polls": "waiting polls"}
@@ -69,6 +70,7 @@ class Allowed:
     job_hosts: int = 500
     job_servers: int = 1_000
     api_keys: int = 500
+    mail_addresses: int = 500
     answer_megabytes: int = 10  # of one answer
 
 
@@ -104,6 +106,24 @@ def limit_exceeded(code: str, limit: str, says: str, seconds: float) -> Refused:
     return Refused(429, code, f"{says} Try again in {wait} s.", {"Retry-After": str(wait)}, details)
 
 
+def _count_reached(name: str, most: int, remedy: str) -> Refused:
+    what, knob = name.replace("_", " "), f"{KNOB}{name.upper()}"
+    says = f"A tenant may have {most} {what}, and this one has no room ({name})."
+    says = f"{says} {remedy} the operator of the server to raise {knob}."
+    details = [{"where": name, "problem": says}]
+    return Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
+
+
+class Charged(Protocol):
+    """Who a request is charged to: the caller of an API key or, of the Pusher HTTP API, the app that signed it."""
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
 class LimitUse(NamedTuple):
     """A limit that applies to a caller, and how much of it is used."""
 
@@ -122,7 +142,7 @@ class Limiter:
         self._open: Counter[tuple[str, str]] = Counter()
         self.large = Shares("large_bodies_at_once", 1, LARGE_SECONDS)
 
-    def charge(self, caller: Caller, cost: int) -> None:
+    def charge(self, caller: Charged, cost: int) -> None:
         """Charge a request of this cost to the caller's key and tenant. Raise Refused, and charge nothing, if one of
         them has used up the requests or the megabytes that a minute allows."""
         now = self._now()
@@ -134,12 +154,12 @@ class Limiter:
                 raise limit_exceeded("RATE_LIMITED", name, says, wait)
         self._use(caller, "requests", cost, now)
 
-    def count_bytes(self, caller: Caller, count: int) -> None:
+    def count_bytes(self, caller: Charged, count: int) -> None:
         """Count bytes that were received or are about to be sent. Nothing is refused here: bytes beyond the limit delay
         later requests."""
         self._use(caller, "megabytes", count, self._now())
 
-    def open(self, caller: Caller, what: str) -> Callable[[], None]:
+    def open(self, caller: Charged, what: str) -> Callable[[], None]:
         """Count an open stream or poll (`what` in OPEN) and return the function to call when it ends. Raise Refused if
         the key or its tenant has as many as allowed."""
         held = [(name, whose) for name, whose, _ in self._whose(caller, what)]
@@ -163,13 +183,22 @@ class Limiter:
         if most := getattr(self.allowed, name):
             await connection.execute(LOCK, (tenant,))
             if await fetch_value(connection, COUNTED[name], (tenant,)) >= most:
-                what = name.replace("_", " ")
-                remedy = f"Remove one first, or ask the operator of the server to raise {KNOB}{name.upper()}."
-                says = f"This tenant has {most} {what}, as many as allowed ({name}). {remedy}"
-                details = [{"where": name, "problem": says}]
-                raise Refused(429, "LIMIT_REACHED", says, {"Retry-After": "60"}, details)  # no sooner than by hand
+                raise _count_reached(name, most, "Remove one first, or ask")
 
-    async def standing(self, connection: Connection, caller: Caller) -> list[LimitUse]:
+    @asynccontextmanager
+    async def room_kept(self, connection: Connection, tenant: str, name: str) -> AsyncIterator[None]:
+        """Raise Refused at the end of the block if it has added records of this kind (`name` in COUNTED), and the
+        tenant then has more than allowed. For records that are not added one by one."""
+        if not (most := getattr(self.allowed, name)):
+            yield
+            return
+        await connection.execute(LOCK, (tenant,))
+        before = await fetch_value(connection, COUNTED[name], (tenant,))
+        yield
+        if max(before, most) < await fetch_value(connection, COUNTED[name], (tenant,)):
+            raise _count_reached(name, most, "Ask")
+
+    async def standing(self, connection: Connection, caller: Charged) -> list[LimitUse]:
         """Return every limit above that applies to the caller, with what is used of it; requests, bytes, streams and
         polls are those of this process."""
         now, found = self._now(), []
@@ -187,16 +216,16 @@ class Limiter:
             for name, count in zip(COUNTED, counts, strict=True)
         ]
 
-    def _whose(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+    def _whose(self, caller: Charged, what: str) -> Iterator[tuple[str, str, int]]:
         """Yield name, owner and value of the limit on `what`, first of the caller's key, then of its tenant."""
         for per, whose in (("key", caller.actor), ("tenant", caller.tenant)):
             yield (name := f"{per}_{what}"), whose, getattr(self.allowed, name)
 
-    def _rates(self, caller: Caller, what: str) -> Iterator[tuple[str, str, int]]:
+    def _rates(self, caller: Charged, what: str) -> Iterator[tuple[str, str, int]]:
         unit = MEGABYTE if what == "megabytes" else 1
         return ((name, whose, most * unit) for name, whose, most in self._whose(caller, what) if most)
 
-    def _use(self, caller: Caller, what: str, amount: int, now: float) -> None:
+    def _use(self, caller: Charged, what: str, amount: int, now: float) -> None:
         if len(self._buckets) > MANY:
             self._buckets = {whose: one for whose, one in self._buckets.items() if now - one.at < 60}
         for name, whose, most in self._rates(caller, what):

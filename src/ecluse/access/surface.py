@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -118,6 +119,11 @@ class Act(Look):
         """Raise Refused if the tenant has as many records of this kind (`name` in `limits.COUNTED`) as allowed. Locks
         the tenant until the end of the transaction."""
         await self.state.limits.require_room(self.connection, self.tenant, name)
+
+    def room_kept(self, name: str) -> AbstractAsyncContextManager[None]:
+        """As `require_room`, for records that the block may add; checked at its end."""
+        kept: AbstractAsyncContextManager[None] = self.state.limits.room_kept(self.connection, self.tenant, name)
+        return kept
 
     def answered(self, row: Row, after: Function | None) -> Answer:
         followed = None if after is None else partial(after, CallerRequest(self.request), row)

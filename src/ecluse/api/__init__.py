@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from ecluse.access.keys import Keys
 from ecluse.access.refusal_log import Refusals
@@ -16,7 +17,7 @@ from ecluse.access.surface import Surface
 from ecluse.api import budgets, erasure, events, keys, lanes, limits, outcomes, pusher, runs, targets, trail, upkeep
 from ecluse.api.addresses import surface as addresses
 from ecluse.api.deliveries import surface as deliveries
-from ecluse.api.document import describe
+from ecluse.api.document import Document, describe
 from ecluse.api.endpoints import surface as endpoints
 from ecluse.api.leases import surface as leases
 from ecluse.api.me import surface as me
@@ -69,6 +70,8 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]
+    app.router.routes[:] = [one for one in app.router.routes if getattr(one, "path", "") != app.openapi_url]
+    app.router.routes.append(Route("/openapi.json", Document(app).send))
 
 
 @asynccontextmanager

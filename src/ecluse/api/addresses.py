@@ -60,14 +60,15 @@ surface.listing(
     answer=AddressRow,
     action="address.ask",
     subject="address:{address}",
-    refuses=("MAIL_NOT_CONFIGURED", "ASKED_ALREADY"),
+    refuses=("MAIL_NOT_CONFIGURED", "ASKED_ALREADY", "LIMIT_REACHED"),
     command=Command("notifications addresses confirm", arguments=("address",)),
 )
 async def ask_address(act: Act, body: NewAddress) -> Row:
     """Send a mail address a link that confirms it; its former link becomes invalid. A confirmed address is sent none.
     Refused if the last link was sent less than an hour ago."""
     setup: Setup = act.state.notify
-    row, asked = await confirmation_requests.ask_again(act.connection, act.tenant, body.address)
+    async with act.room_kept("mail_addresses"):
+        row, asked = await confirmation_requests.ask_again(act.connection, act.tenant, body.address)
     if not asked:
         act.changes_nothing()
     elif setup.smtp is None or setup.public_url is None:

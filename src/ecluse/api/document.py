@@ -4,14 +4,16 @@ readable, and every status has a schema."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.alias_generators import to_pascal
 
 from ecluse.access.door import REFUSES, Guarded, refusals
-from ecluse.access.envelope import EXPLAINED, JSON, PROBLEM, Problem
+from ecluse.access.envelope import EXPLAINED, JSON, PROBLEM, Problem, as_bytes
 from ecluse.access.error_codes import REFUSALS
 from ecluse.access.idempotency import REFUSES as OF_IDEMPOTENCY
 
@@ -97,3 +99,25 @@ def _name_forms(document: dict[str, Any]) -> None:
             old = content["schema"].get("$ref", "").removeprefix(SCHEMAS)
             if old in named:
                 content["schema"]["$ref"] = SCHEMAS + named[old]
+
+
+class Document:
+    """The OpenAPI document of an app as bytes. It is a megabyte, and needs no key: it is made and compressed once, in a
+    thread."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app, self._making = app, asyncio.Lock()
+        self._plain = self._packed = b""
+
+    async def send(self, request: Request) -> Response:
+        async with self._making:
+            if not self._packed:
+                await asyncio.to_thread(self._make)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(self._plain, headers={"Vary": "Accept-Encoding"}, media_type=JSON)
+        headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        return Response(self._packed, headers=headers, media_type=JSON)
+
+    def _make(self) -> None:
+        self._plain = as_bytes(self._app.openapi())
+        self._packed = gzip.compress(self._plain, 6)

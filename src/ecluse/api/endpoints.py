@@ -187,11 +187,12 @@ async def create_endpoint(
         act.answers(201, secret=secret)
     elif keys is not None and body.kind == "pagerduty":
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), body.routing_key.get_secret_value())
-    await confirmation_requests.ask(act.connection, act.tenant, row["addresses"])
+    async with act.room_kept("mail_addresses"):
+        await confirmation_requests.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
 
-@ENDPOINT.changes(refuses=["NO_SECRET_KEY"])
+@ENDPOINT.changes(refuses=["NO_SECRET_KEY", "LIMIT_REACHED"])
 async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEndpoint) -> Row:
     """Change an endpoint: only the given fields change."""
     changes = body.changes("description")
@@ -207,7 +208,8 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
         await _secrets(act).put(act.connection, act.tenant, secret_name(endpoint_id), routing_key.get_secret_value())
     if "url" in changes:
         await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
-    await confirmation_requests.ask(act.connection, act.tenant, changes.get("addresses", ()))
+    async with act.room_kept("mail_addresses"):
+        await confirmation_requests.ask(act.connection, act.tenant, changes.get("addresses", ()))
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from ecluse.access.envelope import BadCredentials, Refused, as_json
+from ecluse.access.limits import BYTES_PER_UNIT, Limiter, cost_of
 from ecluse.access.wire import kit_of, number, reads_of, writes_of
 from ecluse.api.realtime import realtime_of
 from ecluse.base.validation import problem
@@ -54,7 +55,8 @@ async def trigger(request: Request, app_id: str) -> Response:
     if not one.info:
         return as_json({})
     counts = await _counts(request, app)
-    return as_json({"channels": {name: _told(counts.get(name, 0), one.info) for name in message.channels}})
+    told = {name: _told(counts.get(name, 0), one.info) for name in message.channels}
+    return _answer(request, app, {"channels": told})
 
 
 @routes.post("/apps/{app_id}/batch_events")
@@ -67,14 +69,15 @@ async def trigger_batch(request: Request, app_id: str) -> Response:
     if not any(one.info for one in batch):
         return as_json({})
     counts = await _counts(request, app)
-    return as_json({"batch": [_told(counts.get(one.channel or "", 0), one.info) for one in batch]})
+    return _answer(request, app, {"batch": [_told(counts.get(one.channel or "", 0), one.info) for one in batch]})
 
 
 @routes.get("/apps/{app_id}/channels")
 async def list_channels(request: Request, app_id: str, filter_by_prefix: str = "", info: str = "") -> Response:
-    counts = await _counts(request, await _signed(request, app_id))
+    app = await _signed(request, app_id)
+    counts = await _counts(request, app)
     found = {name: _told(count, info) for name, count in counts.items() if name.startswith(filter_by_prefix)}
-    return as_json({"channels": found})
+    return _answer(request, app, {"channels": found})
 
 
 @routes.get("/apps/{app_id}/channels/{channel}")
@@ -91,8 +94,9 @@ async def list_users(request: Request, app_id: str, channel: str) -> Response:
 
 
 async def _signed(request: Request, app_id: str) -> App:
-    """Return the app that signed the request. Raise BadCredentials if there is no such app or the signature is not
-    valid, Refused if its tenant is disabled or does not use the Pusher server of this process."""
+    """Return the app that signed the request, which is charged to it. Raise BadCredentials if there is no such app or
+    the signature is not valid, Refused if its tenant is disabled, does not use the Pusher server of this process or has
+    used up a limit."""
     realtime = realtime_of(request)
     wanted = number("app", app_id)
     if realtime.apps is None:
@@ -109,7 +113,22 @@ async def _signed(request: Request, app_id: str) -> App:
         raise Refused(403, "TENANT_DISABLED", f"Tenant {app.tenant!r} is disabled.")
     if (why_off := realtime.why_no_sockets(app.tenant)) is not None:
         raise Refused(403, "REALTIME_OFF", why_off)
+    limiter, size = _limiter(request), len(await request.body())
+    limiter.charge(app, cost_of(request.method, 0) + size // BYTES_PER_UNIT)
+    limiter.count_bytes(app, size)
     return app
+
+
+def _limiter(request: Request) -> Limiter:
+    limiter: Limiter = request.app.state.limits
+    return limiter
+
+
+def _answer(request: Request, app: App, value: dict[str, Any]) -> Response:
+    """Return the value as JSON, its bytes counted for the limits of the app."""
+    answer = as_json(value)
+    _limiter(request).count_bytes(app, len(answer.body))
+    return answer
 
 
 async def _counts(request: Request, app: App) -> dict[str, int]:

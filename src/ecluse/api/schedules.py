@@ -119,14 +119,15 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     plan = plans_of(flow).parsed(flow, body.plan)
     await act.require_room("schedules")
     columns = body.model_dump(exclude={"flow", "plan"})
-    made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
+    async with act.room_kept("mail_addresses"):
+        made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
     act.answers(201, once=made.once)
     return {**await _in_full(act, made.id), "once": {}}
 
 
 @SCHEDULE.changes(
     action="update",
-    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "NO_CONNECTION"],
+    refuses=["NAME_TAKEN", "NO_SECRET_KEY", "FLOW_NOT_LOADED", "LIMIT_REACHED", "NO_CONNECTION"],
     answer=ChangedScheduleInFull,
     options=OPTIONS,
 )
@@ -135,9 +136,10 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     flow, _ = await _of_caller(act, schedule_id)
     columns = body.changes("cron", "window_start", "window_end")
     instead, plans = columns.pop("plan", {}), plans_of(flow)
-    once = await change_planned(
-        act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))
-    )
+    async with act.room_kept("mail_addresses"):
+        once = await change_planned(
+            act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))
+        )
     act.answers(200, once=once)
     return {**await _in_full(act, schedule_id), "once": {}}
 

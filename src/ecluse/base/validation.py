@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 BEFORE_OURS = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
 # A field name in a sentence; quoted text is a value.
@@ -22,6 +23,7 @@ FORMS = {
     r"^[1-9][0-9]{0,17}$": "an id, such as 7",
     r"^[0-9a-f]{64}$": "a hash: 64 hexadecimal digits",
 }
+NULLS = "says_nothing"  # type of the error about fields that are null; their names are in its context
 FIRST_VALUES = 1_000  # of a body: it may have a hundred thousand
 
 M = TypeVar("M", bound=BaseModel)
@@ -132,7 +134,8 @@ class Partial(EitherSpelling):
     def _says_something(self) -> Self:
         empty = {name for name in self.model_fields_set if getattr(self, name) is None} - set(self.nullable)
         if empty:
-            raise ValueError(f"null says nothing about {', '.join(sorted(empty))}: leave it out")
+            about = {"names": ", ".join(sorted(empty))}
+            raise PydanticCustomError(NULLS, "null says nothing about {names}: leave it out", about)
         return self
 
 

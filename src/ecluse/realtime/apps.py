@@ -49,6 +49,10 @@ class App:
     secret: str = field(repr=False)
     disabled: bool = False  # the tenant is disabled
 
+    @property
+    def actor(self) -> str:
+        return f"app:{self.app_id}"
+
 
 async def app_of(connection: Connection, vault: Vault, tenant: str) -> App:
     """Return the app of this tenant; create it if there is none, its row and its secret in one transaction."""

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import structlog
 from pydantic_core import from_json
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from ecluse.base.tasks import stopped
 from ecluse.db.connect import Pool
@@ -61,7 +61,7 @@ class PusherServer:
     async def serve(self, socket: WebSocket, pool: Pool) -> None:
         """Accept a socket and serve it until it ends; refuse it with a close code if it may not connect."""
         await socket.accept()
-        with suppress(WebSocketDisconnect):  # the client disconnected first
+        with suppress(WebSocketDisconnect, WebSocketDisconnected):  # the client disconnected first
             app = await self._admitted(socket, pool)
             if isinstance(app, App):
                 connection = Connection(self._hub, app, socket, self.limits)

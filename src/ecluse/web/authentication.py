@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import psycopg
+import structlog
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ecluse.access import door
 from ecluse.access.door import PERMISSION
-from ecluse.access.envelope import Refused, note_refusal, status_of
+from ecluse.access.envelope import Refused, note_refusal, request_id, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
 from ecluse.db.outage import is_unavailable
 from ecluse.web import render
 
+log = structlog.get_logger(__name__)
 COOKIE = "ecluse_key"
 LOGIN = "/ui/login"
 # No foreign and no inline scripts: text that was rendered unescaped by mistake would still not be executed.
@@ -53,6 +56,11 @@ class Page(APIRoute):
             except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
                 note_refusal(request, error)
                 answer = _instead(request, error)
+            except ClientDisconnect:
+                raise
+            except Exception:  # the envelope would answer in JSON, which a browser shows as it is
+                log.exception("pages: request failed")
+                answer = _failed(request)
             answer.headers.update(HEADERS)
             return answer
 
@@ -76,7 +84,7 @@ def refuse_other_sites(request: Request) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     ours = site in (None, "same-origin", "none")
     if origin is not None:
-        ours = ours and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+        ours = ours and origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
     if not ours:
         raise Refused(403, "ANOTHER_SITE", "The request came from another site.")
 
@@ -109,7 +117,13 @@ def _instead(request: Request, error: Exception) -> Response:
             return render.trouble(request, 422, f"Invalid parameters in the address: {wrong}.")
         case psycopg.Error() if is_unavailable(error):
             return render.trouble(request, 503, "The database is unavailable. Reload the page in a moment.")
-    raise error
+    log.error("pages: request failed", exc_info=error)
+    return _failed(request)
+
+
+def _failed(request: Request) -> Response:
+    why = f"its log has the reason under the request id {request_id(request)}"
+    return render.trouble(request, 500, f"The server failed unexpectedly; {why}")
 
 
 def _ask_for_a_key(request: Request) -> Response:

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_snake
 LONG = 300  # characters: a text that may be longer is entered in several lines
 MOST_ROWS = 50
 SPARE_ROWS, MORE_ROWS = 1, 3  # shown empty below the rows of a list; and if more are asked for
+NULL = re.compile(r"\bnull\b")
 MORE = "_more"  # name of the button that asks for more rows
 YES, NO = "true", "false"
 
@@ -78,6 +79,13 @@ def _named(schema: Schema, known: Schema, record: Mapping[str, Any]) -> dict[str
     return found
 
 
+def never_null(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of the fields of an answer, in snake_case, that always have a value."""
+    schema = model.model_json_schema(mode="serialization")
+    plain = {name: _plain(one, schema.get("$defs", {})) for name, one in schema.get("properties", {}).items()}
+    return frozenset(to_snake(name) for name, (one, nullable) in plain.items() if not nullable and "type" in one)
+
+
 def fields_of(model: type[BaseModel], current: Mapping[str, Any] | None, given: Texts) -> list[Field]:
     """Return the fields of a model, the field `name` first. A list of models has a row for each entry of `current` or
     `given` and some empty rows, MOST_ROWS in total at most."""
@@ -111,7 +119,8 @@ def _field(schema: Schema, known: Schema, current: Any, given: Texts, name: str,
         rows = [_fields(item, known, now[n] if n < len(now) else {}, given, f"{name}.{n}.") for n in range(count)]
     label = name.rpartition(".")[2].replace("_", " ").capitalize()
     hint = schema.get("description") or ("" if kind == "group" else plain.get("description", ""))
-    return Field(name, label, kind, hint, required, plain, options, fields, rows)
+    hint = NULL.sub("empty", hint)  # descriptions speak of JSON
+    return Field(name, label, kind, hint[:1].upper() + hint[1:], required, plain, options, fields, rows)
 
 
 def _plain(schema: Schema, known: Schema) -> tuple[Schema, bool]:

@@ -26,15 +26,26 @@ from ecluse.access.idempotency import replayed
 from ecluse.access.surface import Declared
 from ecluse.access.wire import kit_of
 from ecluse.base.errors import EcluseError, InvalidInput, NotFound
-from ecluse.base.validation import problem
+from ecluse.base.validation import NULLS, problem
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
 from ecluse.web.authentication import Page, admitted, inside
-from ecluse.web.fields import MORE, Field, changes, fields_of, in_names_of, model_of, texts_of, values_of
+from ecluse.web.fields import (
+    MORE,
+    Field,
+    changes,
+    fields_of,
+    in_names_of,
+    model_of,
+    never_null,
+    texts_of,
+    values_of,
+)
 
 TOKEN, SHOWN, BACK = "_token", "_shown", "_back"  # hidden fields
 LOOK = "_look"  # button that reads the preview again with the entered values
 STALE = "The record has changed since this form was shown. The form now has its present values; nothing was saved."
+EMPTY = "This may not be empty."
 KEY = b"idempotency-key"
 FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it tries
 ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
@@ -56,6 +67,7 @@ class FormRequest:
     current: dict[str, Any] | None  # values of the record by field name, if the form edits them
     preview: dict[str, Any] | None = None
     looks: bool = False  # the preview depends on fields of the form
+    needed: frozenset[str] = frozenset()  # fields that always have a value in a record
 
     @property
     def digest(self) -> str:
@@ -93,10 +105,14 @@ async def do_it(request: Request, name: str, place: str = "") -> Response:
         return _form(request, asked, given)
     if asked.current is not None and given.get(SHOWN) != asked.digest:
         return _form(request, asked, {}, 409, {"": STALE})
+    entered = _entered(asked, given)
+    problems = {one: EMPTY for one in asked.needed if one in entered and entered[one] is None}
     try:
-        body = _body(asked, given)
+        body = {"body": asked.body.model_validate(entered)} if asked.body else {}
     except ValidationError as error:
-        return _form(request, asked, given, 422, _at_fields(error))
+        problems |= _at_fields(error)
+    if problems:
+        return _form(request, asked, given, 422, problems)
     try:
         answer = await _called(declared, keyed, **values, **body)
     except EcluseError as error:
@@ -171,7 +187,11 @@ async def _form_request(
 ) -> FormRequest:
     preview = declared.command.preview if declared.command and ACTIONS[name].previews else ""
     of_record = declared.path[: declared.path.rfind("}") + 1] if ACTIONS[name].what else ""
-    record = await read(request, lambda route: route.path == of_record and "GET" in (route.methods or ()), values)
+
+    def shows(route: APIRoute) -> bool:
+        return route.path == of_record and "GET" in (route.methods or ())
+
+    record = await read(request, shows, values)
     route = _route(request, lambda route: route.name == name)
     edits = route is not None and bool({"PATCH", "PUT"} & set(route.methods or ()))
     body = model_of(declared.bodies, given)
@@ -188,6 +208,7 @@ async def _form_request(
         in_names_of(body, record) if record and edits and body else None,
         await _preview(request, declared, values, chosen) if preview else None,
         bool(looks),
+        never_null(shown.response_model) if edits and (shown := _route(request, shows)) else frozenset(),
     )
 
 
@@ -242,24 +263,24 @@ def _keyed(request: Request, sent: bytes, given: Mapping[str, str]) -> Request:
     return Request({**request.scope, "headers": headers}, again)
 
 
-def _body(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the operation's body from the entered texts as keyword arguments; empty if it takes no body. If a record
-    is edited, the body has only the changed fields. Raise ValidationError for invalid texts."""
-    model = asked.body
-    if model is None:
+def _entered(asked: FormRequest, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the operation's body from the entered texts; empty if it takes no body. If a record is
+    edited, only the changed fields."""
+    if asked.body is None:
         return {}
-    entered = values_of(fields_of(model, asked.current, given), given, asked.current)
-    if asked.current is not None:
-        entered = changes(entered, asked.current)
-    return {"body": model.model_validate(entered)}
+    entered = values_of(fields_of(asked.body, asked.current, given), given, asked.current)
+    return entered if asked.current is None else changes(entered, asked.current)
 
 
 def _at_fields(error: ValidationError) -> dict[str, str]:
     """Return the messages of a validation error by field name, the first one for each field."""
     found: dict[str, str] = {}
     for one in error.errors():
-        name = ".".join(to_snake(part) if isinstance(part, str) else str(part) for part in one["loc"])
-        found.setdefault(name, problem(one))
+        place = [to_snake(part) if isinstance(part, str) else str(part) for part in one["loc"]]
+        empty = one["type"] == "missing" or one["input"] is None
+        says = EMPTY if empty or one["type"] == NULLS else problem(one)
+        for name in one["ctx"]["names"].split(", ") if one["type"] == NULLS else [""]:
+            found.setdefault(".".join([*place, name] if name else place), says)
     return found
 
 

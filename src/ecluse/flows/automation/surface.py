@@ -127,7 +127,8 @@ async def create_automation_schedule(act: Act, body: Plan) -> Row:
     """Create a schedule; only due times from now on are fired. Fields are accepted in snake_case and in camelCase. The
     response holds the secret that signs its webhook, if it has one; it is not shown again."""
     await act.require_room("schedules")
-    made = await schedules.create(act.connection, _flow(act), act.tenant, body)
+    async with act.room_kept("mail_addresses"):
+        made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
     return {**await _in_full(act, made["id"]), "webhook_secret": None}
 
@@ -145,13 +146,14 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
     answer=shapes.ChangedAutomationSchedule,
     action="automation_schedule.update",
     subject=ABOUT,
-    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "NO_CONNECTION"),
+    refuses=("NAME_TAKEN", "NO_SECRET_KEY", "LIMIT_REACHED", "NO_CONNECTION"),
     command=Command("schedules update automation", options=OPTIONS),
 )
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
     """Change a schedule: only the given fields change. Open runs keep the settings they began with. Setting a
     `webhook_url` on a schedule without a signing secret creates one, which is in this response only."""
-    changed = await schedules.update(act.connection, _flow(act), act.tenant, schedule_id, body)
+    async with act.room_kept("mail_addresses"):
+        changed = await schedules.update(act.connection, _flow(act), act.tenant, schedule_id, body)
     act.answers(200, webhook_secret=changed["webhook_secret"])
     return {**await _in_full(act, schedule_id), "webhook_secret": None}
 

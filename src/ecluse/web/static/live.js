@@ -1,5 +1,6 @@
-// Shows beside the heading whether the page is updated live, does not reconnect a stream after its "end" event, updates
-// elapsed and remaining times every second, writes instants in the reader's time zone, and applies filters at once.
+// Shows beside the heading whether the page is updated live, does not reconnect a stream after its "end" event, asks again
+// for a stream that a limit refused, updates elapsed and remaining times every second, writes instants in the reader's
+// time zone, and applies filters at once.
 const ended = new WeakSet();
 const ahead = Date.parse(document.body.dataset.now) - Date.now(); // server clock minus browser clock
 const two = (number) => String(number).padStart(2, "0");
@@ -66,4 +67,10 @@ document.addEventListener("htmx:sse:error", () => say("off", "Connection lost, r
 document.addEventListener("htmx:sse:close", (event) =>
   ended.has(event.target) ? say("over", "") : say("off", "Not live: reload the page"),
 );
-document.addEventListener("htmx:response:error", () => say("off", "Not live: reload the page"));
+document.addEventListener("htmx:response:error", ({ target, detail: { ctx } }) => {
+  const address = target.getAttribute("hx-sse:connect");
+  if (ctx.response.status !== 429 || !address) return say("off", "Not live: reload the page");
+  say("off", `Not live. ${ctx.text.replace("Try again in", "The page tries again in")}`); // names the limit
+  const seconds = Number(ctx.response.headers.get("Retry-After")) || 10;
+  setTimeout(() => target.isConnected && htmx.ajax("GET", address, { source: target }), seconds * 1000);
+});
