@@ -28,6 +28,7 @@ from ecluse.engine import (
     WorkContext,
     pause_lane,
     put_lanes,
+    resume_lane,
     retire_lanes,
     set_lane_caps,
 )
@@ -218,6 +219,93 @@ async def test_further_calls_keep_the_rate_of_their_own_lane(start_kit, done):
     kit = await start_kit(credentials.flow)
     await send(kit, credentials, "one", items=5)
     await until(lambda: done("one") == 5, seconds=5)
+
+
+# --- on all replicas
+
+
+async def replicas_of(start_kit, hands: int = 4) -> list[Credentials]:
+    """Two replicas that run before any lane is made, each with a vendor of its own."""
+    both = [Credentials(), Credentials()]
+    for one in both:
+        await start_kit(one.flow, hands=hands)
+    return both
+
+
+async def dispatch(board, credentials, name: str, items: int = 20) -> None:
+    """Dispatch items of a credential as another process does: the replicas only hear of it."""
+    new = [NewItem(f"{name}-{n}", lane=credentials.lane(name)) for n in range(items)]
+    await board.run(new, one=credentials.flow.stages[0])
+
+
+def calls_of(both: list[Credentials], name: str) -> list[int]:
+    return [one.vendor.count[name] for one in both]
+
+
+async def test_every_running_replica_calls_through_a_lane_that_another_process_has_made(start_kit, board):
+    both = await replicas_of(start_kit)
+    for one in both:
+        one.vendor.hanging |= {"one", "two"}
+    await dispatch(board, both[0], "one", items=2)
+    await until(lambda: sum(calls_of(both, "one")) == 2, seconds=2)
+    await dispatch(board, both[0], "two")
+    await until(lambda: [sum(one.vendor.count.values()) for one in both] == [4, 4], seconds=2)
+
+
+async def test_a_lane_whose_notification_was_lost_is_read_before_its_items_are_claimed(start_kit, board, query, done):
+    """The share of a tenant is per base, which the replica must know of every item that it holds."""
+    credentials = Credentials()
+    kit = await start_kit(credentials.flow, tenant_share=0.75)
+    for name in ("one", "two"):
+        query("INSERT INTO lanes (name, tenant_id, declared_burst) VALUES (%s, 'default', 1)", f"vendor/{name}")
+        await dispatch(board, credentials, name)
+        await until(lambda name=name: done(name) == 20, seconds=4)
+    assert not kit.broken.is_set()
+
+
+async def test_a_pause_of_a_made_lane_holds_all_replicas_and_a_resume_opens_it_on_all(start_kit, board, done):
+    both = await replicas_of(start_kit)
+    both[0].caps["one"] = {"per_second": 50}
+    await dispatch(board, both[0], "one", items=600)
+    await until(lambda: min(calls_of(both, "one")) > 2)
+    await do(board, pause_lane, "vendor/one", reason="night", by="op")
+    await asyncio.sleep(0.5)
+    seen = calls_of(both, "one")
+    await dispatch(board, both[0], "two")
+    await until(lambda: done("two") == 20)
+    await asyncio.sleep(0.5)
+    assert calls_of(both, "one") == seen
+    await do(board, resume_lane, "vendor/one", reason="day", by="op")
+    await until(lambda: all(now > before for now, before in zip(calls_of(both, "one"), seen, strict=True)), seconds=3)
+
+
+async def test_a_retry_after_that_one_replica_hears_holds_a_made_lane_on_all(start_kit, board, query, done):
+    both = await replicas_of(start_kit)
+    both[0].caps["one"] = {"per_second": 50}
+    await dispatch(board, both[0], "one", items=600)
+    await until(lambda: min(calls_of(both, "one")) > 2)
+    both[0].vendor.errors["one"] = TransientError("429 slow down", code="THROTTLED", retry_after=600)
+    await until(lambda: query("SELECT 1 FROM lanes WHERE name = 'vendor/one' AND held_until > ecluse_now()"))
+    await asyncio.sleep(0.5)
+    seen = calls_of(both, "one")
+    await dispatch(board, both[0], "two")
+    await until(lambda: done("two") == 20)
+    await asyncio.sleep(0.5)
+    assert calls_of(both, "one") == seen
+
+
+async def test_a_changed_cap_of_a_made_lane_holds_over_all_replicas(start_kit, board):
+    both = await replicas_of(start_kit, hands=10)
+    for one in both:
+        one.vendor.hanging.add("one")
+    await do(board, put_lanes, [both[0].lane("one")])
+    await do(board, set_lane_caps, "vendor/one", {"max_in_flight": 3}, by="op")
+    await dispatch(board, both[0], "one")
+    for cap in (3, 7, 12):
+        await do(board, set_lane_caps, "vendor/one", {"max_in_flight": cap}, by="op")
+        await until(lambda cap=cap: sum(calls_of(both, "one")) == cap, seconds=2)
+    await asyncio.sleep(0.3)
+    assert sum(calls_of(both, "one")) == 12
 
 
 # --- rows
