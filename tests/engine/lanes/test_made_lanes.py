@@ -34,6 +34,7 @@ from ecluse.engine import (
 )
 from ecluse.engine.lanes.rows import put_declared, remove_unused
 from ecluse.engine.work.claim import LANES_AT_ONCE, WaitingLanes
+from ecluse.insight.waiting import why_run
 from tests.support.engine_flows import flow, open_board, stage, until
 from tests.support.rates import assert_within
 from tests.support.runs import start_run
@@ -55,12 +56,15 @@ class Vendor:
         self.calls: list[tuple[str, float]] = []
         self.errors: dict[str, Exception] = {}
         self.hanging: set[str] = set()
+        self.open = asyncio.Event()
+        self.open.set()
 
     async def __call__(self, _: WorkContext, item: Item) -> Result:
         credential = item.key.split("-")[0]
         self.calls.append((credential, time.monotonic()))
         if credential in self.hanging:
             await asyncio.sleep(3600)
+        await self.open.wait()
         if credential in self.errors:
             raise self.errors[credential]
         return Done()
@@ -166,6 +170,33 @@ async def test_a_pause_of_one_lane_leaves_the_other_open(start_kit, one, done):
     await until(lambda: done("two") == 20)
     assert (done("one"), credentials.vendor.count["one"]) == (0, 0)
     assert one("SELECT count(*) FROM run_log WHERE message LIKE %s", "%paused%") == 0  # no run needed it at the time
+
+
+async def test_a_pause_of_a_tenants_lane_holds_what_is_claimed_too_and_no_other_tenant(start_kit, board, one, done):
+    credentials = Credentials()
+    vendor = credentials.vendor
+    kit = await start_kit(credentials.flow, hands=2)
+    held = await send(kit, credentials, "acme", tenant="acme", items=5000)
+    claimed = "SELECT count(*) FROM items WHERE key LIKE 'acme-%%' AND status = 'open' AND claim_id IS NOT NULL"
+    await until(lambda: done("acme") > 100)
+    vendor.open.clear()  # while items are claimed ahead of the slots
+    assert await until(lambda: one(claimed)) > 2
+    await do(board, pause_lane, "vendor/acme", reason="night", by="op")
+    await until(lambda: one(claimed) == 2, seconds=2)
+    called = vendor.count["acme"]
+    vendor.open.set()
+    await send(kit, credentials, "beta", tenant="beta")
+    await until(lambda: done("beta") == 20)
+    vendor.hanging.add("hung")
+    other = await send(kit, credentials, "hung", tenant="beta")
+    await until(lambda: vendor.count["hung"] == 2)
+    assert (vendor.count["acme"], one(claimed)) == (called, 0)
+    assert one("SELECT max(executions) FROM items WHERE key LIKE 'acme-%%' AND status = 'open'") == 0
+    ours, theirs = [await do(board, why_run, *whose) for whose in (("acme", held), ("beta", other))]
+    assert [(group.cause, group.lane) for group in ours.groups] == [("paused", "vendor/acme")]
+    assert "lane vendor/acme was paused by an operator: night" in ours.summary
+    assert [group.cause for group in theirs.groups] == ["queued"]
+    assert "acme" not in str(theirs)
 
 
 # --- known to running workers
