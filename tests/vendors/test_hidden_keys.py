@@ -231,6 +231,23 @@ async def test_the_facts_of_a_register_that_repeats_its_credentials_have_none_of
     assert BASE64[4:-4] not in shown
 
 
+MARKUP = "canary&7f3a<9c1e>\"and'more"
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        html.escape(MARKUP),
+        html.escape(MARKUP, quote=False),
+        html.escape(MARKUP).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),  # as Go and Jinja write it
+        r"canary\u00267f3a\u003c9c1e\u003e\"and'more",  # as Go writes JSON
+        r"canary\u00267f3a\u003C9c1e\u003E\u0022and\u0027more",  # as PHP can write it
+    ],
+)
+def test_a_key_with_characters_of_html_is_removed(spelled: str) -> None:
+    assert HiddenKeys(MARKUP).removed(f"<{spelled}>") == "<***>"
+
+
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_a_key_is_removed_however_it_is_spelled(spelled: str) -> None:
     hidden = HiddenKeys()
