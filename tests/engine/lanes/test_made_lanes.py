@@ -356,6 +356,17 @@ async def test_an_item_keeps_to_lanes_beneath_its_stages_and_of_its_tenant(board
         Stage("work", Lane("a/b"), stage().work)
 
 
+@pytest.mark.parametrize("tenant", [None, "beta"])
+async def test_an_item_is_not_dispatched_into_the_stored_lane_of_another_tenant(board, query, tenant):
+    """Whatever owner its flow gives for the lane: the stored one counts."""
+    await board.run([NewItem("a", lane=Lane("lane/key", tenant="acme", max_in_flight=2))], tenant="acme")
+    before = query("SELECT to_jsonb(l) FROM lanes l ORDER BY id")
+    with pytest.raises(ValueError, match="lane/key belongs to another tenant"):
+        await board.run([NewItem("b", lane=Lane("lane/key", tenant=tenant, max_in_flight=9))], tenant="beta")
+    assert query("SELECT to_jsonb(l) FROM lanes l ORDER BY id") == before
+    assert query("SELECT tenant_id, key FROM items") == [("acme", "a")]
+
+
 async def test_a_replay_of_a_dispatch_finds_lanes_and_items_as_they_are(board, query):
     new = [NewItem(f"a-{n}", lane=Lane(f"lane/{n % 3}", max_in_flight=2)) for n in range(9)]
     async with board.pool.connection() as connection:

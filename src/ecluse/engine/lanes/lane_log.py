@@ -18,7 +18,8 @@ WITH RECURSIVE concerned AS (
     SELECT w.waiter_run_id FROM concerned c JOIN run_waiters w ON w.run_id = c.id WHERE w.waiter_run_id IS NOT NULL)
 INSERT INTO run_log (run_id, at, level, message, data)
 SELECT r.id, ecluse_now(), %(level)s,
-       CASE WHEN %(tenant)s::text <> r.tenant_id THEN %(others)s ELSE %(message)s END, jsonb_build_object('lane', %(lane)s::text)
+       CASE WHEN %(tenant)s::text <> r.tenant_id THEN %(others)s ELSE %(message)s END,
+       jsonb_build_object('lane', %(lane)s::text)
 FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 """
 
