@@ -367,6 +367,20 @@ async def test_an_item_is_not_dispatched_into_the_stored_lane_of_another_tenant(
     assert query("SELECT tenant_id, key FROM items") == [("acme", "a")]
 
 
+@pytest.mark.parametrize("capped", [True, False])
+async def test_a_claim_from_a_lane_takes_the_items_of_this_lane_alone(board, query, capped):
+    """Not those of the same tenant in another lane, nor those of another tenant in its own."""
+    for tenant, name in (("acme", "one"), ("acme", "two"), ("beta", "three")):
+        await board.run(
+            [NewItem(f"{name}-{n}", lane=Lane(f"lane/{name}", tenant=tenant)) for n in range(3)], tenant=tenant
+        )
+    ids = dict(query("SELECT name, id FROM lanes"))
+    for name in ("one", "three", "two"):
+        lane = ids[f"lane/{name}"]
+        taken = await (board.claim(lane) if capped else board.claim(free=[lane]))
+        assert sorted(one.item.key for one in taken) == [f"{name}-{n}" for n in range(3)]
+
+
 async def test_a_replay_of_a_dispatch_finds_lanes_and_items_as_they_are(board, query):
     new = [NewItem(f"a-{n}", lane=Lane(f"lane/{n % 3}", max_in_flight=2)) for n in range(9)]
     async with board.pool.connection() as connection:
