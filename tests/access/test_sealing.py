@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 
 import psycopg
@@ -71,6 +72,24 @@ async def test_a_rotation_that_is_killed_goes_on_later_and_replicas_with_both_ke
     assert await values(connection, Secrets(NEW)) == wanted
     assert query("SELECT count(*) FROM secrets WHERE updated_at > '2020-01-01Z'") == [(1,)], "the one that was put"
     assert query("SELECT action, subject FROM audit_trail") == [("secrets.rotate", f"key:{both.key_id}")]
+
+
+async def test_a_server_with_both_keys_reads_all_the_time_while_rotations_are_killed_and_run(
+    connection, stored, rotating, query
+):
+    wanted, both, found = [f"value {n}" for n in range(COUNT)], Secrets(NEW, OLD), []
+
+    def rotate() -> list[int]:
+        killed = [rotating(ECLUSE_CRASH_AT=point).code for point in POINTS_OF_ROTATION]
+        return [*killed, rotating().code]
+
+    rotation = asyncio.create_task(asyncio.to_thread(rotate))
+    while not rotation.done():
+        found.append(await values(connection, both))
+    assert await rotation == [-9, -9, 0]
+    assert len(found) > 10
+    assert all(one == wanted for one in found)
+    assert query(BY_KEY) == [(both.key_id, COUNT)]
 
 
 async def test_with_a_wrong_old_key_nothing_is_changed(connection, stored, rotating, query):

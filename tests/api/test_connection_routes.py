@@ -68,6 +68,12 @@ def stored(ask: Any, tenant: str) -> list[Any]:
     return [*rows, *ask("SELECT name FROM secrets WHERE tenant_id = %s ORDER BY 1", tenant)]
 
 
+def everything(ask: Any) -> dict[str, Any]:
+    """What the tables have that a request may write to."""
+    tables = ("connections", "secrets", "lanes", "audit_trail")
+    return {name: ask(f"SELECT to_jsonb(t)::text FROM {name} t ORDER BY 1") for name in tables}  # noqa: S608 - ours
+
+
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_connection_is_tested_by_a_call_with_its_key_and_stored(client, sandbox, ask, tenant, kind):
     given = new(sandbox, kind, max_in_flight=3, per_minute=90.5)
@@ -114,10 +120,18 @@ REFUSED_KEYS = {"crm": "forbidden", "speech": "invalid", "llm": "invalid"}
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_key_that_the_vendor_refuses_is_not_stored(client, sandbox, ask, tenant, kind):
+    before = everything(ask)
     answer = client.post(PATH, new(sandbox, kind, api_key=REFUSED_KEYS[kind]))
     assert (answer.status, answer.code) == (422, "CONNECTION_REFUSED")
     assert f"the api_key of the connection {kind}" in answer.json["error"]["message"]
-    assert stored(ask, tenant) == []
+    assert everything(ask) == before
+    assert client.post(PATH, new(sandbox, kind)).status == 201
+    before = everything(ask)
+    changed = client.ask("PATCH", f"{PATH}/{kind}", {"api_key": REFUSED_KEYS[kind], "max_in_flight": 9})
+    assert (changed.status, changed.code) == (422, "CONNECTION_REFUSED")
+    private = client.ask("PATCH", f"{PATH}/{kind}", {"base_url": "http://10.0.0.1/", "api_key": KEY})
+    assert (private.status, private.code) == (422, "INVALID_INPUT")
+    assert everything(ask) == before
 
 
 def test_a_key_for_speech_to_text_alone_is_accepted(client, sandbox):
@@ -151,11 +165,12 @@ def test_a_key_for_speech_to_text_alone_is_accepted(client, sandbox):
     ],
 )
 def test_bad_input_stores_nothing(client, sandbox, ask, tenant, given, status, code, says):
+    before = everything(ask)
     answer = client.post(PATH, {**new(sandbox), **given})
     assert (answer.status, answer.code) == (status, code)
     assert says in answer.json["error"]["message"]
     assert KEY not in answer.body.decode()
-    assert stored(ask, tenant) == []
+    assert everything(ask) == before
     assert sandbox.ledger(kind="call") == []
 
 
@@ -216,9 +231,21 @@ def test_a_tenant_finds_nothing_of_another_s(client, open_api, shared_dsn, sandb
     add_tenant(shared_dsn, "rival")
     rival = open_api.with_key(new_key(shared_dsn, tenant="rival"))
     assert rival.get(PATH).json["connections"] == []
+    sandbox.reset()
+    before = everything(ask)
     for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/test")):
         body = {"max_in_flight": 1} if method == "PATCH" else None
-        assert rival.ask(method, f"{PATH}/crm{path}", body).code == "NOT_FOUND"
+        refused = rival.ask(method, f"{PATH}/crm{path}", body)
+        assert (refused.status, refused.code) == (404, "NOT_FOUND")
+    acting = rival.get(f"{PATH}/crm", headers={"Ecluse-Tenant": tenant})
+    assert acting.status == 403
+    assert tenant not in acting.json["error"]["message"].replace("Ecluse-Tenant", "")
+    for body in ({"max_in_flight": 1}, {"reason": "x"}):
+        action = "" if "max_in_flight" in body else "/pause"
+        lane = rival.ask("POST" if action else "PATCH", f"/api/lanes/crm/{tenant}{action}", body)
+        assert (lane.status, lane.code) == (404, "NOT_FOUND")
+    assert everything(ask) == before
+    assert sandbox.ledger(kind="call") == []
     viewer = open_api.with_key(new_key(shared_dsn, "viewer", tenant))
     assert viewer.get(f"{PATH}/crm").status == 200
     assert viewer.post(PATH, new(sandbox, "llm")).code == "FORBIDDEN"

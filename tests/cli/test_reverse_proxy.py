@@ -160,6 +160,9 @@ def test_the_documented_proxy(proxied):
     """One test, one proxy: starting the three processes takes most of its time."""
     addresses = {f"127.0.0.1:{one.port}" for one in proxied.replicas}
 
+    # Metrics name the lanes of tenants, and ask for no key.
+    assert [proxied.ask("GET", path).status for path in ("/metrics", "/metrics?x=1", "/%6detrics")] == [404] * 3
+
     # Requests go to both, with their ids.
     answers = [proxied.ask("GET", "/api/me", X_Request_Id=f"mine-{n}") for n in range(6)]
     assert {one.status for one in answers} == {200}

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Awaitable, Callable
 from datetime import date
 from typing import Any
@@ -28,12 +29,14 @@ from ecluse.vendors.inpi import InpiRne
 from ecluse.vendors.llm import Llm
 from ecluse.vendors.price_list import PriceList
 from ecluse.vendors.recherche_entreprises import RechercheEntreprises
-from ecluse.vendors.registers import Register
+from ecluse.vendors.registers import Register, Source
 from ecluse.vendors.shops import Shop
-from tests.support.raw_server import NOW, RawServer, Script, client_of, raw_server, response
+from tests.support import registers
+from tests.support.raw_server import NOW, RawServer, Script, answers, client_of, raw_server, response
 
 KEY = "canary/7f3a-9c1e \u00e9 and a longer end"
 PLAIN = "canary-7f3a9c1e5b"
+LOGS_IN = "a-good-password"  # the server answers it with PLAIN as the token
 
 
 Call = Callable[[VendorHttp, str], Awaitable[Any]]
@@ -58,13 +61,15 @@ CALLS: dict[str, Call] = {
     "crm fiche": lambda http, key: Crm(http, key).fiche("1001"),
     "elevenlabs": lambda http, key: ElevenLabs(http, key, Speech()).transcribe(source_url="https://a.test/1.mp3"),
     "llm": ask_llm,
+    "inpi log-in": lambda http, key: InpiRne(http, "user@example.org", key).facts("552049447"),
+    "inpi company": lambda http, _: InpiRne(http, "user@example.org", LOGS_IN).facts("552049447"),
     "api entreprise": lambda http, key: ApiEntreprise(http, key, Purpose("1", "2", "3")).facts("552049447"),
     **{f"{one} catalogue": of_shop(one, lambda shop: shop.catalogue(None)) for one in CONNECTORS},
     **{f"{one} facts": of_shop(one, lambda shop: shop.facts()) for one in CONNECTORS},
     **{f"{one} write": of_shop(one, lambda shop: shop.set_prices("p", {"v": 100}, key="k")) for one in CONNECTORS},
 }
-# Clients that are not in CALLS. INPI logs in: its own test is in test_vendor_registers.py.
-NO_KEY_IN_CALLS = {InpiRne, RechercheEntreprises, Register, PriceList}
+# Clients without a key, and parts of the clients in CALLS.
+NO_KEY_IN_CALLS = {RechercheEntreprises, Register, PriceList}
 # Bodies of each vendor's own shape, with {echo} where it repeats the request.
 BODIES = {
     "plain": "{echo}",
@@ -86,13 +91,26 @@ USER_ERROR = (
 
 def echoing(body: str, status: int) -> Script:
     async def script(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await server.request(reader)
-        keys = [line for line in head.split("\r\n") if "canary" in line]
-        echo = json.dumps(" ".join(keys))[1:-1]
-        writer.write(response(body.format(echo=echo).encode(), status=status))
-        await writer.drain()
+        while said := await heard(server, reader):
+            keys = [line for line in said.split("\r\n") if "canary" in line]
+            echo = json.dumps(" ".join(keys))[1:-1]
+            writer.write(token_of(said) or response(body.format(echo=echo).encode(), status=status))
+            await writer.drain()
 
     return script
+
+
+async def heard(server: RawServer, reader: asyncio.StreamReader) -> str:
+    """Return the next request with its body, and have the server remember both."""
+    head = await server.request(reader)
+    size = re.search(r"(?i)content-length: (\d+)", head)
+    body = (await reader.readexactly(int(size[1]))).decode() if size else ""
+    server.requests[-1] += body
+    return head + body
+
+
+def token_of(said: str) -> bytes | None:
+    return response(json.dumps({"token": PLAIN}).encode()) if LOGS_IN in said else None
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
@@ -102,7 +120,7 @@ async def test_an_echoing_vendor_shows_nothing_of_the_key(call: str, body: str, 
     async with raw_server(echoing(BODIES[body], status)) as server, client_of(server.port, deadline=30) as http:
         with pytest.raises(VendorError) as caught:
             await CALLS[call](http, PLAIN)
-        assert PLAIN in server.requests[0]
+        assert any(PLAIN in request for request in server.requests)
     error = caught.value
     shown = f"{error.message} {error.args} {error.code}"
     assert "7f3a" not in shown
@@ -126,7 +144,7 @@ def test_every_client_of_a_vendor_is_called_by_these_tests() -> None:
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and kind is not Shop
         if "http" in inspect.signature(kind.__init__).parameters
     }
-    here = {Crm, ElevenLabs, Llm, ApiEntreprise, *CONNECTORS.values()}
+    here = {Crm, ElevenLabs, Llm, InpiRne, ApiEntreprise, *CONNECTORS.values()}
     assert clients == here | NO_KEY_IN_CALLS
 
 
@@ -136,12 +154,12 @@ async def test_a_redirect_or_a_header_or_a_status_text_shows_nothing_of_the_key(
     call: str, headers: dict[str, str]
 ) -> None:
     async def script(server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await server.request(reader)
-        said = {name: value.format(echo=f"https://a.test/{PLAIN}?k={PLAIN}") for name, value in headers.items()}
-        status = 302 if "Location" in headers else 503
-        head = response(b"", status=status, headers=said)
-        writer.write(head.replace(b"Whatever", PLAIN.encode()))
-        await writer.drain()
+        while request := await heard(server, reader):
+            said = {name: value.format(echo=f"https://a.test/{PLAIN}?k={PLAIN}") for name, value in headers.items()}
+            status = 302 if "Location" in headers else 503
+            head = response(b"", status=status, headers=said)
+            writer.write(token_of(request) or head.replace(b"Whatever", PLAIN.encode()))
+            await writer.drain()
 
     async with raw_server(script) as server, client_of(server.port, deadline=30) as http:
         with pytest.raises(VendorError) as caught:
@@ -150,7 +168,8 @@ async def test_a_redirect_or_a_header_or_a_status_text_shows_nothing_of_the_key(
 
 
 @pytest.mark.parametrize("pieces", [[400], [1, 3, 3, 400], [1] * 90])
-async def test_a_key_in_pieces_or_cut_off_by_a_lost_connection_is_hidden(pieces: list[int]) -> None:
+@pytest.mark.parametrize("call", ["crm fiche", "llm", "elevenlabs", "inpi log-in", "api entreprise", "shopify facts"])
+async def test_a_key_in_pieces_or_cut_off_by_a_lost_connection_is_hidden(call: str, pieces: list[int]) -> None:
     """The body is sent in pieces, and the connection is lost within the key."""
     for cut in range(4, len(PLAIN)):
         body = f'{{"said": "no: {PLAIN}", "again": "{PLAIN[:cut]}'.encode()
@@ -169,24 +188,67 @@ async def test_a_key_in_pieces_or_cut_off_by_a_lost_connection_is_hidden(pieces:
 
         async with raw_server(script) as server, client_of(server.port, deadline=30) as http:
             with pytest.raises(VendorError) as caught:
-                await Crm(http, PLAIN).fiche("1001")
+                await CALLS[call](http, PLAIN)
         assert "canar" not in caught.value.message
-        assert "no: ***" in caught.value.message
+        # The registers' answers are never quoted.
+        assert "no: ***" in caught.value.message or call in ("inpi log-in", "api entreprise")
+
+
+SPELLED = [
+    KEY,
+    json.dumps(KEY)[1:-1],
+    json.dumps(KEY)[1:-1].replace("/", "\\/"),
+    quote(KEY, safe=""),
+    quote(KEY),
+    quote_plus(KEY),
+    "canary%2f7f3a-9c1e%20%c3%a9%20and%20a%20longer%20end",
+    html.escape(KEY),
+]
+BASE64 = base64.b64encode(KEY.encode()).decode()
+
+
+@pytest.mark.parametrize("spelled", [*SPELLED, BASE64])
+@pytest.mark.parametrize("echoed", ["password", "token", "RCS"])
+async def test_the_facts_of_a_register_that_repeats_its_credentials_have_none_of_them(
+    echoed: str, spelled: str
+) -> None:
+    """The body is JSON, so that spellings with escapes stand in it as they are, or escaped once more."""
+    facts = {
+        "siren": registers.SNCF,
+        "formality": {"companyName": spelled},
+        "personne_morale": {"denomination": spelled, "forme_juridique": {}},
+    }
+    told = json.dumps({**facts, "data": facts}, ensure_ascii=False)
+    told = told.replace(json.dumps(spelled, ensure_ascii=False), f'"{spelled}"') if "\\" in spelled else told
+    log_in = response(json.dumps({"token": KEY if echoed == "token" else "t" * 20}).encode())
+    found = answers(log_in, response(told.encode())) if echoed != "RCS" else answers(response(told.encode()))
+    async with raw_server(found) as server, client_of(server.port, deadline=30) as http:
+        source = Source.RCS if echoed == "RCS" else Source.INPI
+        register = registers.made(source, http, LOGS_IN if echoed == "token" else KEY)
+        shown = json.dumps(await register.facts(registers.SNCF))
+    assert "***" in shown
+    assert "7f3a" not in shown
+    assert BASE64[4:-4] not in shown
+
+
+MARKUP = "canary&7f3a<9c1e>\"and'more"
 
 
 @pytest.mark.parametrize(
     "spelled",
     [
-        KEY,
-        json.dumps(KEY)[1:-1],
-        json.dumps(KEY)[1:-1].replace("/", "\\/"),
-        quote(KEY, safe=""),
-        quote(KEY),
-        quote_plus(KEY),
-        "canary%2f7f3a-9c1e%20%c3%a9%20and%20a%20longer%20end",
-        html.escape(KEY),
+        html.escape(MARKUP),
+        html.escape(MARKUP, quote=False),
+        html.escape(MARKUP).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),  # as Go and Jinja write it
+        r"canary\u00267f3a\u003c9c1e\u003e\"and'more",  # as Go writes JSON
+        r"canary\u00267f3a\u003C9c1e\u003E\u0022and\u0027more",  # as PHP can write it
     ],
 )
+def test_a_key_with_characters_of_html_is_removed(spelled: str) -> None:
+    assert HiddenKeys(MARKUP).removed(f"<{spelled}>") == "<***>"
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
 def test_a_key_is_removed_however_it_is_spelled(spelled: str) -> None:
     hidden = HiddenKeys()
     hidden.add(KEY)

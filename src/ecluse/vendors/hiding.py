@@ -66,8 +66,12 @@ def spellings(key: str) -> set[str]:
     urls = {quote(key, safe=""), quote(key), quote_plus(key)}
     lower = {re.sub("%..", lambda found: found[0].lower(), url) for url in urls}
     texts = {json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1]}
-    slashes = {text.replace("/", "\\/") for text in texts}  # as PHP writes JSON
-    return {key, *urls, *lower, *texts, *slashes, html.escape(key), *_in_base64(key.encode())}
+    texts |= {re.sub("[&<>]", lambda mark: f"\\u{ord(mark[0]):04x}", text) for text in texts}  # as Go writes JSON
+    texts |= {re.sub(r"\\\"|[&<>']", lambda mark: f"\\u{ord(mark[0][-1]):04X}", text) for text in texts}  # as PHP may
+    slashes = {text.replace("/", "\\/") for text in texts}  # as PHP does
+    pages = {html.escape(key), html.escape(key, quote=False)}
+    pages |= {page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;") for page in pages}
+    return {key, *urls, *lower, *texts, *slashes, *pages, *_in_base64(key.encode())}
 
 
 def _in_base64(key: bytes) -> set[str]:

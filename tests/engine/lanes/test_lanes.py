@@ -220,6 +220,29 @@ async def test_a_sixth_failure_in_a_row_pauses_the_lane_then_one_call_goes_first
     assert query("SELECT count(*) FROM attempts WHERE outage IS NULL") == [(7,)], "a 429 uses up an attempt"
 
 
+@pytest.mark.parametrize("codes", [("THROTTLED",), ("VENDOR_ERROR_503",)], ids=["throttled", "down"])
+async def test_a_run_is_not_told_what_the_vendor_answered_to_another_tenant(start_kit, query, codes):
+    async def refuse(_: WorkContext, item: Item) -> Result:
+        raise TransientError(f"no: fiche of {item.tenant_id}", code=codes[0], ambiguous=False)
+
+    breaker = Breaker(failures=3, pause=HOUR, codes=frozenset(codes))
+    f = flow(stage(refuse, lane=Lane("vendor", max_in_flight=1, breaker=breaker), retry=MANY))
+    kit = await start_kit(f)
+    for tenant in ("acme", "beta"):
+        await start_run(kit, Start(f, tenant, tenant_id=tenant, input={"targets": keys(30)}))
+    said = (
+        "SELECT r.tenant_id, l.level, l.message FROM run_log l JOIN runs r ON r.id = l.run_id"
+        " WHERE l.data ->> 'lane' = 'vendor' ORDER BY 1"
+    )
+    (_, level, first), (_, _, second) = await until(lambda: query(said) if len(query(said)) == 2 else None)
+    assert level == "error"
+    assert first.startswith(TRIGGERED)
+    assert second.startswith(TRIGGERED)
+    assert ("fiche of acme" in first, "fiche of beta" in second) in ((True, False), (False, True))
+    assert "fiche of beta" not in first
+    assert "fiche of acme" not in second
+
+
 async def test_any_other_answer_ends_the_row(start_kit, query):
     fails = Vendor(*[throttled()] * 5, None, *[throttled()] * 5, TransientError("500"), *[throttled()] * 500)
     f = flow(stage(fails, lane=Lane("vendor", max_in_flight=1, breaker=Breaker(pause=HOUR)), retry=MANY))

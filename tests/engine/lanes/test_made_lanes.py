@@ -28,11 +28,13 @@ from ecluse.engine import (
     WorkContext,
     pause_lane,
     put_lanes,
+    resume_lane,
     retire_lanes,
     set_lane_caps,
 )
 from ecluse.engine.lanes.rows import put_declared, remove_unused
 from ecluse.engine.work.claim import LANES_AT_ONCE, WaitingLanes
+from ecluse.insight.waiting import why_run
 from tests.support.engine_flows import flow, open_board, stage, until
 from tests.support.rates import assert_within
 from tests.support.runs import start_run
@@ -54,12 +56,15 @@ class Vendor:
         self.calls: list[tuple[str, float]] = []
         self.errors: dict[str, Exception] = {}
         self.hanging: set[str] = set()
+        self.open = asyncio.Event()
+        self.open.set()
 
     async def __call__(self, _: WorkContext, item: Item) -> Result:
         credential = item.key.split("-")[0]
         self.calls.append((credential, time.monotonic()))
         if credential in self.hanging:
             await asyncio.sleep(3600)
+        await self.open.wait()
         if credential in self.errors:
             raise self.errors[credential]
         return Done()
@@ -167,6 +172,35 @@ async def test_a_pause_of_one_lane_leaves_the_other_open(start_kit, one, done):
     assert one("SELECT count(*) FROM run_log WHERE message LIKE %s", "%paused%") == 0  # no run needed it at the time
 
 
+async def test_a_pause_of_a_tenants_lane_holds_what_is_claimed_too_and_no_other_tenant(start_kit, board, one, done):
+    credentials = Credentials()
+    vendor = credentials.vendor
+    kit = await start_kit(credentials.flow, hands=2)
+    held = await send(kit, credentials, "acme", tenant="acme", items=20_000)
+    claimed = "SELECT count(*) FROM items WHERE key LIKE 'acme-%%' AND status = 'open' AND claim_id IS NOT NULL"
+    while one(claimed) <= 2:  # until items are claimed ahead of the slots
+        vendor.open.set()
+        await asyncio.sleep(0.1)
+        vendor.open.clear()
+        await asyncio.sleep(0.1)
+    await do(board, pause_lane, "vendor/acme", reason="night", by="op")
+    await until(lambda: one(claimed) == 2, seconds=2)
+    called = vendor.count["acme"]
+    vendor.open.set()
+    await send(kit, credentials, "beta", tenant="beta")
+    await until(lambda: done("beta") == 20)
+    vendor.hanging.add("hung")
+    other = await send(kit, credentials, "hung", tenant="beta", items=2000)
+    await until(lambda: vendor.count["hung"] == 2)
+    assert (vendor.count["acme"], one(claimed)) == (called, 0)
+    assert one("SELECT max(executions) FROM items WHERE key LIKE 'acme-%%' AND status = 'open'") == 0
+    ours, theirs = [await do(board, why_run, *whose) for whose in (("acme", held), ("beta", other))]
+    assert [(group.cause, group.lane) for group in ours.groups] == [("paused", "vendor/acme")]
+    assert "lane vendor/acme was paused by an operator: night" in ours.summary
+    assert [group.cause for group in theirs.groups] == ["queued"]
+    assert "acme" not in str(theirs)
+
+
 # --- known to running workers
 
 
@@ -220,6 +254,93 @@ async def test_further_calls_keep_the_rate_of_their_own_lane(start_kit, done):
     await until(lambda: done("one") == 5, seconds=5)
 
 
+# --- on all replicas
+
+
+async def replicas_of(start_kit, hands: int = 4) -> list[Credentials]:
+    """Two replicas that run before any lane is made, each with a vendor of its own."""
+    both = [Credentials(), Credentials()]
+    for one in both:
+        await start_kit(one.flow, hands=hands)
+    return both
+
+
+async def dispatch(board, credentials, name: str, items: int = 20) -> None:
+    """Dispatch items of a credential as another process does: the replicas only hear of it."""
+    new = [NewItem(f"{name}-{n}", lane=credentials.lane(name)) for n in range(items)]
+    await board.run(new, one=credentials.flow.stages[0])
+
+
+def calls_of(both: list[Credentials], name: str) -> list[int]:
+    return [one.vendor.count[name] for one in both]
+
+
+async def test_every_running_replica_calls_through_a_lane_that_another_process_has_made(start_kit, board):
+    both = await replicas_of(start_kit)
+    for one in both:
+        one.vendor.hanging |= {"one", "two"}
+    await dispatch(board, both[0], "one", items=2)
+    await until(lambda: sum(calls_of(both, "one")) == 2, seconds=2)
+    await dispatch(board, both[0], "two")
+    await until(lambda: [sum(one.vendor.count.values()) for one in both] == [4, 4], seconds=2)
+
+
+async def test_a_lane_whose_notification_was_lost_is_read_before_its_items_are_claimed(start_kit, board, query, done):
+    """The share of a tenant is per base, which the replica must know of every item that it holds."""
+    credentials = Credentials()
+    kit = await start_kit(credentials.flow, tenant_share=0.75)
+    for name in ("one", "two"):
+        query("INSERT INTO lanes (name, tenant_id, declared_burst) VALUES (%s, 'default', 1)", f"vendor/{name}")
+        await dispatch(board, credentials, name)
+        await until(lambda name=name: done(name) == 20, seconds=4)
+    assert not kit.broken.is_set()
+
+
+async def test_a_pause_of_a_made_lane_holds_all_replicas_and_a_resume_opens_it_on_all(start_kit, board, done):
+    both = await replicas_of(start_kit)
+    both[0].caps["one"] = {"per_second": 50}
+    await dispatch(board, both[0], "one", items=600)
+    await until(lambda: min(calls_of(both, "one")) > 2)
+    await do(board, pause_lane, "vendor/one", reason="night", by="op")
+    await asyncio.sleep(0.5)
+    seen = calls_of(both, "one")
+    await dispatch(board, both[0], "two")
+    await until(lambda: done("two") == 20)
+    await asyncio.sleep(0.5)
+    assert calls_of(both, "one") == seen
+    await do(board, resume_lane, "vendor/one", reason="day", by="op")
+    await until(lambda: all(now > before for now, before in zip(calls_of(both, "one"), seen, strict=True)), seconds=3)
+
+
+async def test_a_retry_after_that_one_replica_hears_holds_a_made_lane_on_all(start_kit, board, query, done):
+    both = await replicas_of(start_kit)
+    both[0].caps["one"] = {"per_second": 50}
+    await dispatch(board, both[0], "one", items=600)
+    await until(lambda: min(calls_of(both, "one")) > 2)
+    both[0].vendor.errors["one"] = TransientError("429 slow down", code="THROTTLED", retry_after=600)
+    await until(lambda: query("SELECT 1 FROM lanes WHERE name = 'vendor/one' AND held_until > ecluse_now()"))
+    await asyncio.sleep(0.5)
+    seen = calls_of(both, "one")
+    await dispatch(board, both[0], "two")
+    await until(lambda: done("two") == 20)
+    await asyncio.sleep(0.5)
+    assert calls_of(both, "one") == seen
+
+
+async def test_a_changed_cap_of_a_made_lane_holds_over_all_replicas(start_kit, board):
+    both = await replicas_of(start_kit, hands=10)
+    for one in both:
+        one.vendor.hanging.add("one")
+    await do(board, put_lanes, [both[0].lane("one")])
+    await do(board, set_lane_caps, "vendor/one", {"max_in_flight": 3}, by="op")
+    await dispatch(board, both[0], "one")
+    for cap in (3, 7, 12):
+        await do(board, set_lane_caps, "vendor/one", {"max_in_flight": cap}, by="op")
+        await until(lambda cap=cap: sum(calls_of(both, "one")) == cap, seconds=2)
+    await asyncio.sleep(0.3)
+    assert sum(calls_of(both, "one")) == 12
+
+
 # --- rows
 
 
@@ -233,6 +354,31 @@ async def test_an_item_keeps_to_lanes_beneath_its_stages_and_of_its_tenant(board
             await board.run([NewItem("a", lane=lane)])
     with pytest.raises(ValueError, match="no slash"):
         Stage("work", Lane("a/b"), stage().work)
+
+
+@pytest.mark.parametrize("tenant", [None, "beta"])
+async def test_an_item_is_not_dispatched_into_the_stored_lane_of_another_tenant(board, query, tenant):
+    """Whatever owner its flow gives for the lane: the stored one counts."""
+    await board.run([NewItem("a", lane=Lane("lane/key", tenant="acme", max_in_flight=2))], tenant="acme")
+    before = query("SELECT to_jsonb(l) FROM lanes l ORDER BY id")
+    with pytest.raises(ValueError, match="lane/key belongs to another tenant"):
+        await board.run([NewItem("b", lane=Lane("lane/key", tenant=tenant, max_in_flight=9))], tenant="beta")
+    assert query("SELECT to_jsonb(l) FROM lanes l ORDER BY id") == before
+    assert query("SELECT tenant_id, key FROM items") == [("acme", "a")]
+
+
+@pytest.mark.parametrize("capped", [True, False])
+async def test_a_claim_from_a_lane_takes_the_items_of_this_lane_alone(board, query, capped):
+    """Not those of the same tenant in another lane, nor those of another tenant in its own."""
+    for tenant, name in (("acme", "one"), ("acme", "two"), ("beta", "three")):
+        await board.run(
+            [NewItem(f"{name}-{n}", lane=Lane(f"lane/{name}", tenant=tenant)) for n in range(3)], tenant=tenant
+        )
+    ids = dict(query("SELECT name, id FROM lanes"))
+    for name in ("one", "three", "two"):
+        lane = ids[f"lane/{name}"]
+        taken = await (board.claim(lane) if capped else board.claim(free=[lane]))
+        assert sorted(one.item.key for one in taken) == [f"{name}-{n}" for n in range(3)]
 
 
 async def test_a_replay_of_a_dispatch_finds_lanes_and_items_as_they_are(board, query):

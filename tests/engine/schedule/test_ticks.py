@@ -254,12 +254,14 @@ async def test_a_run_of_that_key_that_exists_already_is_the_slots_run(world, one
 
 
 @pytest.mark.req("G-50")
-async def test_an_instant_whose_key_another_run_has_is_skipped_with_that_reason_and_never_fired(world, one):
+@pytest.mark.parametrize("whose", ["of another flow", "by hand", "of another schedule"])
+async def test_an_instant_whose_key_another_run_has_is_skipped_with_that_reason_and_never_fired(world, one, whose):
     taken, other = await world.create(), await world.create(replace(HOURLY, name="beside"))
-    by_hand = await world.do(start_run, Start(OTHER, keyed(taken, hour(8)), schedule_id=None))
+    flow, schedule = (OTHER if whose == "of another flow" else FLOW), (other if "schedule" in whose else None)
+    by_hand = await world.do(start_run, Start(flow, keyed(taken, hour(8)), schedule_id=schedule))
     lines = {line.schedule_id: line for line in await world.tick(hour(8))}
     assert (lines[taken].status, lines[taken].run_id, lines[other].status) == ("skipped", None, "fired")
-    assert f"run {by_hand.run.id} of flow other" in lines[taken].reason
+    assert f"run {by_hand.run.id} of flow {flow.name}" in lines[taken].reason
     assert one("SELECT last_run_id, next_due_at FROM schedules WHERE id = %s", taken) == (None, hour(9))
     assert [line.status for line in await world.tick(hour(9)) if line.schedule_id == taken] == ["fired"]
 

@@ -63,7 +63,23 @@ async def test_calls_of_a_tenant_that_hang_do_not_delay_another_tenant(start_kit
     assert len(vendor.calls["bad"]) == answered + 15
 
 
-async def test_the_lanes_of_a_tenant_beneath_one_base_have_one_share(start_kit):
+async def test_a_tenant_whose_calls_to_one_vendor_hang_has_slots_for_another_vendor(start_kit):
+    hanging, other = Vendor(), []
+
+    async def answer(_: WorkContext, item: Item) -> Result:
+        other.append(item.key)
+        return Done()
+
+    slow, quick = flow(stage(hanging)), flow(stage(answer, lane=Lane("elsewhere")), "other")
+    kit = await start_kit(slow, quick, hands=20, tenant_share=0.75)
+    await start_run(kit, Start(slow, "slow", input={"targets": keys(50)}, tenant_id="bad"))
+    await until(lambda: len(hanging.calls["bad"]) == 15)
+    await start_run(kit, Start(quick, "quick", input={"targets": keys(5)}, tenant_id="bad"))
+    await until(lambda: len(other) == 5, seconds=10)
+    assert len(hanging.calls["bad"]) == 15
+
+
+async def test_the_lanes_of_a_tenant_beneath_one_base_have_one_share(start_kit, query):
     vendor = Vendor()
     one = stage(vendor)
 
@@ -81,3 +97,5 @@ async def test_the_lanes_of_a_tenant_beneath_one_base_have_one_share(start_kit):
     await start_run(kit, Start(f, "good", input={"targets": keys(3)}, tenant_id="good"))
     await until(lambda: len(vendor.calls["good"]) == 3, seconds=10)
     assert len(vendor.calls["bad"]) == 15
+    # The others are left to replicas with free slots.
+    assert query("SELECT count(*) FROM items WHERE tenant_id = 'bad' AND claim_id IS NOT NULL") == [(15,)]

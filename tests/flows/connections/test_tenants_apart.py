@@ -145,17 +145,37 @@ async def test_doctor_lists_the_tenants_whose_schedules_lack_a_connection(automa
     assert "ecluse --tenant beta connections create" in found.do
 
 
-def test_the_diagnostic_quotes_no_answer_to_another_tenant_s_call(dsn):
+@pytest.mark.parametrize("waits", [True, False], ids=["both wait", "nothing waits"])
+def test_the_diagnostic_says_of_a_shared_lane_what_why_says_and_no_more(dsn, waits):
+    """Also when nothing of the other tenant waits any more: the vendor's last answers may still be to its calls."""
     add_tenant(dsn, "beta")
     with serving(dsn) as client, psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO lanes (name, held_until, held_reason, last_failure)"
-            " VALUES ('crm', now() + interval '1 hour', 'Retry-After: crm GET /fiches/9040: 429', 'of another')"
+            "INSERT INTO lanes (name, tenant_id, paused_by, held_until, held_reason, last_failure, slowed_to,"
+            " slowed_until, slowed_reason) SELECT name, tenant, 'cli:ann', now() + interval '1 hour',"
+            " 'Retry-After: crm GET /fiches/9040: 429', 'of another', 0.5, now() + interval '1 hour', 'of another'"
+            " FROM (VALUES ('crm', NULL), ('crm/beta', 'beta')) AS l(name, tenant)"
         )
-        theirs = client.with_key(new_key(dsn, "viewer", "beta")).get("/api/automation/diagnostic")
-        ours = client.with_key(new_key(dsn, "viewer")).get("/api/automation/diagnostic")
-    assert theirs.status == ours.status == 200
-    assert "9040" not in theirs.body.decode()
-    assert "of another" not in theirs.body.decode()
-    assert any("as the vendor asked (Retry-After)" in hint for hint in theirs.json["hints"])
-    assert "9040" in ours.body.decode()
+        if waits:
+            connection.execute(
+                "INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)"
+                " SELECT t, 1, 'f', 's', t || n, 'x', l.id, now() FROM lanes l, unnest('{default,beta}'::text[]) t,"
+                " generate_series(1, CASE WHEN t = 'default' THEN 3 ELSE 2 END) n WHERE l.name = 'crm'"
+            )
+        told = {
+            tenant: client.with_key(new_key(dsn, "viewer", tenant)).get("/api/automation/diagnostic")
+            for tenant in ("beta", "default")
+        }
+    for tenant, answer in told.items():
+        assert answer.status == 200
+        lanes = {lane["name"]: lane for lane in answer.json["lanes"]}
+        own = {"beta": 2, "default": 3}[tenant] if waits else 0
+        assert (lanes["crm"]["waiting"], lanes["crm"]["in_flight"]) == (own, 0)
+        for secret in ("9040", "of another", "ann"):
+            assert secret not in str(lanes["crm"])
+        assert any("Lane crm is held" in one and "(Retry-After)" in one for one in answer.json["hints"])
+        assert "9040" not in str([one for one in answer.json["hints"] if "Lane crm is" in one])
+        assert set(lanes) == ({"crm", "crm/beta"} if tenant == "beta" else {"crm"})
+    own = next(lane for lane in told["beta"].json["lanes"] if lane["name"] == "crm/beta")
+    assert "9040" in own["held_reason"], "an answer to its own call"
+    assert "beta" not in told["default"].body.decode()

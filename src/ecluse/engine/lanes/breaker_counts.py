@@ -38,11 +38,13 @@ SELECT pg_notify('ecluse_lanes', id::text) FROM held
 
 class Change(NamedTuple):
     """A change of a breaker, to be logged to runs: it has opened for the first time in a streak of failures, or has
-    closed."""
+    closed. `others`: the message for tenants other than `tenant`, whose call the vendor has answered."""
 
     lane: str
     level: Literal["info", "error"]
     message: str
+    tenant: str | None = None
+    others: str | None = None
 
 
 async def record_results(
@@ -65,14 +67,18 @@ async def record_results(
             await connection.execute(PUT, {**facts, "error": last.error if streak.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
-                reason = f"{TRIGGERED}: more than {most} times in a row {last.error}; closed for {span(pause)}"
+                opened = f"{TRIGGERED}: more than {most} times in a row {{}}; closed for {span(pause)}".format
+                reason = opened(last.error)
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:
                     log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)
                 else:
                     log.error("lanes: circuit breaker triggered", lane=lane, reason=reason)
-                    message = down(lane, streak.since or now, now + pause, last.error) if last.outage else reason
-                    changes.append(Change(lane, "error", message))
+                    message, others = reason, opened("an error")
+                    if last.outage:
+                        others = down(lane, streak.since or now, now + pause)
+                        message = f"{others}: {last.error}"
+                    changes.append(Change(lane, "error", message, last.tenant, others))
             elif before.trips and not streak.failures:
                 took = timedelta(seconds=round((now - (before.since or now)).total_seconds()))
                 message = f"Lane {lane}: the vendor answers again after {took}"
@@ -81,10 +87,10 @@ async def record_results(
     return changes
 
 
-def down(lane: str, since: datetime, probe_at: datetime, error: str) -> str:
-    """Return the log message of runs about a vendor that has been down since `since`; `error` is its last failure,
-    `probe_at` the instant of the next probe."""
+def down(lane: str, since: datetime, probe_at: datetime) -> str:
+    """Return the log message of runs about a vendor that has been down since `since`; `probe_at`: the instant of the
+    next probe."""
     return (
         f"{TRIGGERED}: lane {lane}: vendor down since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, next probe"
-        f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up: {error}"
+        f" {probe_at.astimezone(UTC):%H:%M:%S}Z; until then nothing is sent and no attempt is used up"
     )

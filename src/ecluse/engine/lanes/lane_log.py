@@ -17,14 +17,23 @@ WITH RECURSIVE concerned AS (
     UNION
     SELECT w.waiter_run_id FROM concerned c JOIN run_waiters w ON w.run_id = c.id WHERE w.waiter_run_id IS NOT NULL)
 INSERT INTO run_log (run_id, at, level, message, data)
-SELECT r.id, ecluse_now(), %(level)s, %(message)s, jsonb_build_object('lane', %(lane)s::text)
+SELECT r.id, ecluse_now(), %(level)s,
+       CASE WHEN %(tenant)s::text <> r.tenant_id THEN %(others)s ELSE %(message)s END,
+       jsonb_build_object('lane', %(lane)s::text)
 FROM concerned c JOIN runs r ON r.id = c.id AND r.ended_at IS NULL ORDER BY r.id
 """
 
 
 async def log_to_runs(
-    connection: Connection, lane: str, level: Literal["info", "warning", "error"], message: str
+    connection: Connection,
+    lane: str,
+    level: Literal["info", "warning", "error"],
+    message: str,
+    tenant: str | None = None,
+    others: str | None = None,
 ) -> None:
     """Write the message to the log of each open run that has items in the lane, or waits for a run that has. Tenants
-    read it: it must not name an operator."""
-    await connection.execute(LOG, {"lane": lane, "level": level, "message": storable(message)})
+    read it: it must not name an operator. A message that quotes a vendor's answer is for the `tenant` of that call;
+    runs of other tenants are told `others` instead."""
+    given = {"lane": lane, "level": level, "message": storable(message), "tenant": tenant, "others": others}
+    await connection.execute(LOG, given)

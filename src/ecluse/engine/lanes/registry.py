@@ -155,7 +155,7 @@ class Lanes:
         if until is None and not (counted or (counted is False and before.failures)):
             return None
         outage, closed = bool(counted) and is_vendor_outage(lane.breaker, error), self.is_closed(lane_id)
-        end = CallResult(lane_id, item.id, storable(str(error)), now, until, counted, outage)
+        end = CallResult(lane_id, item.id, storable(str(error)), now, until, counted, outage, item.tenant_id)
         self._unwritten.append(end)
         self._count(end)
         if until is not None or (lane_id in self._closed and not closed):

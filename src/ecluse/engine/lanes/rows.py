@@ -63,6 +63,11 @@ UPDATE lanes l SET heaviest = n.heaviest, break_after = n.break_after,
 FROM changed n WHERE l.id = n.id RETURNING pg_notify('ecluse_lanes', l.id::text)
 """
 IDS = "SELECT name, id FROM lanes WHERE name = ANY(%s)"
+# Of the stored lanes: those with another owner than is wanted. A lane without an owner may get one.
+FOREIGN = """
+SELECT l.name FROM lanes l JOIN unnest(%s::text[], %s::text[]) AS w(name, tenant) ON w.name = l.name
+WHERE l.tenant_id <> coalesce(w.tenant, '') ORDER BY 1
+"""
 RETIRE = "UPDATE lanes SET retired_at = ecluse_now() WHERE name = ANY(%s) AND name <> base AND retired_at IS NULL"
 UNUSED = """
 SELECT id FROM lanes l WHERE retired_at < ecluse_now() - %s
@@ -87,10 +92,14 @@ async def put_declared(connection: Connection, stages: Iterable[Stage]) -> None:
 async def put_lanes(connection: Connection, lanes: Iterable[Lane]) -> dict[str, int]:
     """Insert these lanes, or store their caps where they have changed, in the caller's transaction; return their ids by
     name. Each must be beneath a declared lane (else ValueError), from which it takes its breaker; a retired lane is in
-    use again. Caps that an operator has set stay in force."""
+    use again. Caps that an operator has set stay in force. Raise ValueError if a stored lane belongs to another
+    tenant."""
     wanted = {lane.name: lane for lane in lanes}
     if declared := [lane.name for lane in wanted.values() if lane.name == lane.base]:
         raise ValueError(f"lanes {', '.join(declared)}: the name of a lane made at run time has a slash")
+    owners = [list(wanted), [lane.tenant for lane in wanted.values()]]
+    if wanted and (foreign := await fetch_column(connection, FOREIGN, owners)):
+        raise ValueError(f"lanes: {', '.join(foreign)} belongs to another tenant")
     ids: dict[str, int] = {}
     while missing := [_row(lane) for name, lane in sorted(wanted.items()) if name not in ids]:
         await _put(connection, missing)

@@ -85,6 +85,7 @@ class CallResult(NamedTuple):
     until: datetime | None  # the vendor asked for no calls before this instant
     counts: bool | None  # True adds to the streak of failures, False ends it, None does neither
     outage: bool = False
+    tenant: str = ""  # of the item
 
 
 class Spared(NamedTuple):

@@ -13,12 +13,12 @@ from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.flows.automation.config import Config
 
 WORST = 50
-# As the tenant sees them: of a lane that tenants share, the vendor's messages are left out, since they may answer
+# As the tenant sees them: of a lane without an owner, the messages of the vendor are left out, since they may answer
 # another tenant's calls.
 LANES = """
 SELECT name, max_in_flight, per_second, in_flight, waiting, paused_reason, held_until,
-       CASE WHEN NOT shared THEN held_reason END AS held_reason, down_since,
-       CASE WHEN NOT shared THEN last_failure END AS last_failure
+       CASE WHEN owner = tenant_id THEN held_reason END AS held_reason, down_since,
+       CASE WHEN owner = tenant_id THEN last_failure END AS last_failure
 FROM lane_list WHERE tenant_id = %s AND split_part(name, '/', 1) = ANY(%s) ORDER BY name
 """
 
