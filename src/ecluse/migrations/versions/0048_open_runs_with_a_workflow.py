@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from ecluse.migrations.online import build_indexes
 
-revision = "0047"
-down_revision = "0046"
+revision = "0048"
+down_revision = "0047"
 
 
 def upgrade() -> None:
