@@ -45,7 +45,9 @@ class Socket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
             if not self._due and self.writable.is_set():
                 self._due = True
-                self._edge.turns.put(self.client[0] if self.client else "", self._read_part)
+                # Before the handshake the client behind a proxy is not known.
+                headers = self.scope["headers"] if self.handshake_initiated else []
+                self._edge.turns.put(self._edge.client_of(self.client, headers), self._read_part)
         elif not self.read_paused:
             self.transport.resume_reading()
 
