@@ -1,4 +1,4 @@
-"""WebSockets at the edge: whose turn they take."""
+"""WebSockets at the edge: whose turn they take, and handshakes that are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -92,3 +93,20 @@ async def test_behind_a_trusted_proxy_sockets_take_turns_by_the_client_that_it_n
             while len(told) <= len(busy):
                 await asyncio.sleep(0)
     assert told.index("other") < 10
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [("X: y\r\n" * 124, 431), (f"X: {9_000 * 'y'}\r\n", 431), ("Content-Length: 1\r\n", 400)],
+    ids=["129 headers", "a long header", "a body"],
+)
+async def test_a_handshake_that_cannot_be_read_is_answered_and_closed(headers: str, status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the handshake was accepted")
+
+    async with served(app) as server:
+        reader, _ = await server.ask(headers)
+        async with asyncio.timeout(LATER):
+            said = await reader.read()
+    assert said.startswith(b"HTTP/1.1 %d " % status)
+    assert not server.state.connections

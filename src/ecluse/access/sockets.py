@@ -12,6 +12,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from ecluse.access.edge import Edge
 
 PART = 512  # bytes that are read in one turn
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Socket(WebSocketsSansIOProtocol):
@@ -55,6 +56,10 @@ class Socket(WebSocketsSansIOProtocol):
         self._due = False
         if self._parts and not self.transport.is_closing():
             super().data_received(self._parts.popleft())
+            if self.conn.handshake_exc is not None and not self.transport.is_closing():
+                # uvicorn leaves such a connection open, and sends nothing; of some errors there is no answer.
+                self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+                self.transport.close()
         self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
