@@ -1,4 +1,4 @@
-"""WebSockets at the edge: whose turn they take, and handshakes that are refused."""
+"""WebSockets at the edge: whose turn they take, what is read for the app, and handshakes that are refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ UPGRADE = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{}\r\n"
 )
 MASKED, NO_MASK = 0x80, bytes(4)
-TEXT = 0x81
-LATER = 5.0  # seconds, which no test should reach
+TEXT, CLOSE = 0x81, 0x88
+LATER = 5.0  # seconds, which no test should reach; less than uvicorn waits for a close frame
+AT_ONCE = 85  # empty frames that the server reads in one turn
 
 App = Callable[..., Coroutine[Any, Any, None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -110,3 +111,43 @@ async def test_a_handshake_that_cannot_be_read_is_answered_and_closed(headers: s
             said = await reader.read()
     assert said.startswith(b"HTTP/1.1 %d " % status)
     assert not server.state.connections
+
+
+async def test_messages_that_the_app_does_not_take_are_left_unread() -> None:
+    taken, go_on = 0, asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal taken
+        await receive()
+        await send({"type": "websocket.accept"})
+        await go_on.wait()
+        while (await receive())["type"] == "websocket.receive":
+            taken += 1
+
+    async with served(app) as server:
+        _, writer = await server.opened()
+        (socket,) = (one for one in server.state.connections if isinstance(one, Socket))
+        writer.write(frame(TEXT) * 10_000)
+        async with asyncio.timeout(LATER):
+            while socket.queue.empty():
+                await asyncio.sleep(0)
+            for _ in range(1_000):  # passes of the loop
+                await asyncio.sleep(0)
+            assert socket.queue.qsize() <= AT_ONCE + 1
+            go_on.set()
+            while taken < 10_000:
+                await asyncio.sleep(0)
+
+
+async def test_a_close_frame_behind_unread_messages_ends_the_connection_that_the_app_closes() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await send({"type": "websocket.close"})
+
+    async with served(app) as server:
+        reader, writer = await server.opened()
+        writer.write(frame(TEXT) * 10_000 + frame(CLOSE, b"\x03\xe8"))
+        async with asyncio.timeout(LATER):
+            assert (await reader.read())[:1] == bytes([CLOSE])
