@@ -302,7 +302,7 @@ async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str,
         "GET /api/me": victim.seconds["me"],
         "POST /api/runs": victim.seconds["start"],
         "run taken up after": starts,
-        "run of a call ended": ends,
+        "run of one call ended after": ends,
         "schedule fired after": fires,
     }
     return {

@@ -120,7 +120,13 @@ def create_app(
         log.info("server: stopped", replica=kit.replica)
 
     app = FastAPI(
-        title="Ecluse", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Ecluse",
+        version=version(),
+        lifespan=lifespan,
+        openapi_url=None,  # `api.mount` adds the route
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.secrets = open_secrets(settings, database)
     app.state.connections = vendor_setup(settings, app.state.secrets)

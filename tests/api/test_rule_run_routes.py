@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -177,5 +176,6 @@ def test_a_tenant_that_is_disabled_with_stop_has_no_price_changed_any_more(open_
         targets = "SELECT status, count(*) FROM rule_targets WHERE rule_run_id = %s GROUP BY 1 ORDER BY 1"
         assert ask(targets, run["id"]) == [("APPLIED", 20), ("FAILED", 20)]
         assert ask("SELECT count(*) FROM items WHERE run_id = %s AND status = 'open'", engine_run) == [(0,)]
-    time.sleep(1.0)
+        held = "SELECT coalesce(sum(in_flight), 0) FROM claims WHERE run_id = %s"
+        wait_for(lambda: ask(held, engine_run) == [(0,)])
     assert len(sandbox.ledger(vendor="shopify", kind="effect")) == written

@@ -1,5 +1,4 @@
-"""Whatever a person starts is in the audit trail: once, with the key that started it and what was started. So are
-log-ins, and attempts that are refused."""
+"""Whatever a person starts is in the audit trail: once, with the key that started it and what was started."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import csv
 import threading
 import time
 from pathlib import Path
-from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -18,13 +16,11 @@ from tests.support.automation_rows import end_run
 from tests.support.fiche_rows import call, details, save
 from tests.support.job_world import JobWorld
 from tests.support.registers import SNCF
-from tests.support.waits import wait_for
 
 STEPS = [{"name": "Consent", "criteria": "The customer agrees.", "weight": 2, "max_score": 5}]
 CONFIG = {"name": "Consent", "system_prompt": "Check.", "steps": STEPS}
 SHOP = {"name": "Shop", "connector": "shopify", "currency": "EUR", "access_token": "shpat_x"}
 RULE = {"selection": {"tags": ["sale"]}, "change": {"kind": "amount", "amount": -100}}
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 def on(dsn, do, *arguments, **options):
@@ -84,18 +80,6 @@ def test_each_kind_of_start_is_recorded_with_the_key_and_what_was_started(served
     rows = query("SELECT action, subject, actor, address FROM audit_trail WHERE id > %s ORDER BY id", last)
     assert [row[:2] for row in rows] == started
     assert {row[2:] for row in rows} == {(f"key:{me}", "127.0.0.1")}
-
-
-def test_a_log_in_and_a_refused_one_are_recorded(served, dsn, query):
-    key = new_key(dsn, "viewer")
-    for given, status in ((key, 303), ("ecl_" + "x" * 43, 401)):
-        assert served.ask("POST", "/ui/login", raw=urlencode({"key": given}).encode(), headers=FORM).status == status
-    refused = "SELECT actor, times FROM audit_trail WHERE action = 'credentials.invalid'"
-    assert wait_for(lambda: query(refused)) == [("address:127.0.0.1", 1)]
-    number = served.with_key(key).get("/api/me").json["key_id"]
-    assert query("SELECT actor, subject FROM audit_trail WHERE action = 'page.log-in'") == [
-        (f"key:{number}", "address:127.0.0.1")
-    ]
 
 
 @pytest.mark.alone

@@ -84,7 +84,7 @@ async def test_a_group_that_waited_too_long_for_a_lock_or_deadlocked_is_repeated
     work: Work, error: type[Exception]
 ) -> None:
     work.gate.set()
-    work.error = error("canceling statement due to lock timeout")
+    work.error = error("the lock was not granted")
     assert await work.ask(1, -2) == [work.error] * 2
     assert [asked for _, asked in work.done] == [[1, -2]] * groups.TRIES
 

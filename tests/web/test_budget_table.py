@@ -11,6 +11,12 @@ from tests.support.pages import Reader
 SPENT = (
     "UPDATE spend_totals SET spent = 24.5, reserved = 0.25, used_up = true WHERE scope = 'tenant' AND period = 'day'"
 )
+UNKNOWN = """
+INSERT INTO paid_calls (item_id, claim_id, tenant_id, run_id, root_run_id, root_day, day, vendor, model, priced,
+                        reserved, state, at)
+SELECT 1, 1, 'spender', 1, 1, today, today, 'llm', 'm', true, 0.5, 'unknown', ecluse_now()
+FROM (SELECT (ecluse_now() AT TIME ZONE 'UTC')::date AS today) d
+"""
 
 
 def sent(who: Reader, address: str, **given: str) -> int:
@@ -29,9 +35,10 @@ def test_budgets_are_listed_set_and_deleted(reader, pages_dsn, fill):
     assert "Of State Limit Spent Reserved Period Actions the tenant open 25 left until" in shown
     assert "25 0 0 day (UTC)" in shown
     fill(SPENT)
+    fill(UNKNOWN)
     shown = admin.shown("/ui/lanes")
     assert "the tenant used up paid calls wait until" in shown
-    assert "25 24.5 0.25 day (UTC)" in shown
+    assert "25 24.5 of it 0.5 unknown 0.25 day (UTC)" in shown
     theirs = reader.with_key(new_key(pages_dsn, "admin", "rival"))
     assert "No budgets" in theirs.shown("/ui/lanes")
     body = admin.get("/ui/lanes").body.decode()

@@ -1,4 +1,4 @@
-"""The edge of the server: uvicorn's protocols with deadlines for what a client sends, and limits on connections.
+"""The edge of the server: uvicorn's HTTP protocol with deadlines for what a client sends, and limits on connections.
 
 A client that holds a connection and sends nothing costs a file descriptor, and the database and vendors need
 descriptors, too. At the limit, a new connection therefore replaces the one that has waited longest without a complete
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -80,13 +81,13 @@ class Edge:
         self._count(new, address)
         return True
 
-    def client_of(self, one: Connection) -> str:
+    def client_of(self, client: tuple[str, int] | None, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the address of the client of a request; behind a trusted proxy, the last address in
         X-Forwarded-For."""
-        address = one.client[0] if one.client else ""
+        address = client[0] if client else ""
         if address not in self._proxies:
             return address
-        named = next((value for name, value in one.headers if name == b"x-forwarded-for"), b"")
+        named = next((value for name, value in headers if name == b"x-forwarded-for"), b"")
         return named.decode("latin-1").rpartition(",")[2].strip() or address
 
     def _count(self, new: Connection, address: str | None) -> None:
@@ -199,7 +200,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._edge.turns.put(self._edge.client_of(self), partial(super()._start_asgi_task, cycle, app))
+        client = self._edge.client_of(self.client, self.headers)
+        self._edge.turns.put(client, partial(super()._start_asgi_task, cycle, app))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

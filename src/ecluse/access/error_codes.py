@@ -231,7 +231,7 @@ REFUSALS = {
     "LIMIT_REACHED": ApiErrorCode(
         429,
         "The tenant has as many of these as allowed; `details` names the limit.",
-        "Remove one first, or have the operator raise the knob that the message names.",
+        "Remove one, where the message says so, or have the operator raise the knob that the message names.",
     ),
     "ANSWER_TOO_LARGE": ApiErrorCode(
         422, "The answer has more bytes than allowed.", "Ask for fewer rows (`limit`), or narrow the filters."

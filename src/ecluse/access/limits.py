@@ -188,7 +188,8 @@ class Limiter:
     @asynccontextmanager
     async def room_kept(self, connection: Connection, tenant: str, name: str) -> AsyncIterator[None]:
         """Raise Refused at the end of the block if it has added records of this kind (`name` in COUNTED), and the
-        tenant then has more than allowed. For records that are not added one by one."""
+        tenant then has more than allowed. For records that are not added one by one. Call it in the transaction that
+        inserts them: it locks the tenant, so that no other transaction inserts one meanwhile."""
         if not (most := getattr(self.allowed, name)):
             yield
             return

@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ecluse.access.edge import Edge
 
 PART = 512  # bytes that are read in one turn
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Socket(WebSocketsSansIOProtocol):
     """A connection that became a WebSocket. It counts against the limits until it is closed. What it sends is read in
     parts, in the turns of its client: 256 kB of empty frames would hold the loop for half a second. Nothing is read
-    from a client that does not read: uvicorn answers its pings, and the answers would fill the memory."""
+    from a client that does not read: uvicorn answers its pings, and the answers would fill the memory. Nor is anything
+    read while the app has not taken the messages of the part before."""
 
     def __init__(self, edge: Edge, **given: Any) -> None:
         super().__init__(**given)
@@ -38,14 +40,21 @@ class Socket(WebSocketsSansIOProtocol):
         self._read_on()  # the base class may have resumed reading
         return message
 
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.close":
+            self._read_on()  # the client's close frame may be among the parts
+
     def _read_on(self) -> None:
         if self.transport.is_closing():
             self._parts.clear()
         elif self._parts:
             self.transport.pause_reading()
-            if not self._due and self.writable.is_set():
+            if not self._due and self.writable.is_set() and not self.read_paused:
                 self._due = True
-                self._edge.turns.put(self.client[0] if self.client else "", self._read_part)
+                # Before the handshake the client behind a proxy is not known.
+                headers = self.scope["headers"] if self.handshake_initiated else []
+                self._edge.turns.put(self._edge.client_of(self.client, headers), self._read_part)
         elif not self.read_paused:
             self.transport.resume_reading()
 
@@ -53,6 +62,10 @@ class Socket(WebSocketsSansIOProtocol):
         self._due = False
         if self._parts and not self.transport.is_closing():
             super().data_received(self._parts.popleft())
+            if self.conn.handshake_exc is not None and not self.transport.is_closing():
+                # uvicorn leaves such a connection open, and sends nothing; of some errors there is no answer.
+                self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+                self.transport.close()
         self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:

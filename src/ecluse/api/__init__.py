@@ -70,7 +70,6 @@ def mount(app: FastAPI, packages: Sequence[Package] = ()) -> None:
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]
-    app.router.routes[:] = [one for one in app.router.routes if getattr(one, "path", "") != app.openapi_url]
     app.router.routes.append(Route("/openapi.json", Document(app).send))
 
 

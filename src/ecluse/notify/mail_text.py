@@ -105,7 +105,7 @@ def _mail(
 
 def without_links(text: str) -> str:
     """Return the text with brackets around the signs by which mail programs recognise URLs, hosts and addresses: none
-    of it becomes a link. Invisible characters that change the direction of text are left out."""
+    of it becomes a link. Invisible characters, and those that change the direction of text, are left out."""
     return LINK_SIGNS.sub(lambda sign: f"[{sign[0]}]", DIRECTIONS.sub("", text))
 
 

@@ -53,14 +53,11 @@ class Page(APIRoute):
                 answer = await handle(request)
                 if permission is not None:
                     answer = await door.counted(request, answer)
-            except (EcluseError, HTTPException, RequestValidationError, psycopg.Error) as error:
-                note_refusal(request, error)
-                answer = _instead(request, error)
             except ClientDisconnect:
                 raise
-            except Exception:  # the envelope would answer in JSON, which a browser shows as it is
-                log.exception("pages: request failed")
-                answer = _failed(request)
+            except Exception as error:  # noqa: BLE001 - the envelope would answer in JSON, which a browser shows as it is
+                note_refusal(request, error)
+                answer = _instead(request, error)
             answer.headers.update(HEADERS)
             return answer
 
@@ -118,12 +115,8 @@ def _instead(request: Request, error: Exception) -> Response:
         case psycopg.Error() if is_unavailable(error):
             return render.trouble(request, 503, "The database is unavailable. Reload the page in a moment.")
     log.error("pages: request failed", exc_info=error)
-    return _failed(request)
-
-
-def _failed(request: Request) -> Response:
-    why = f"its log has the reason under the request id {request_id(request)}"
-    return render.trouble(request, 500, f"The server failed unexpectedly; {why}")
+    where = f"the server's log has the reason under the request id {request_id(request)}"
+    return render.trouble(request, 500, f"The server failed unexpectedly. Try again; {where}.")
 
 
 def _ask_for_a_key(request: Request) -> Response:
