@@ -87,7 +87,7 @@ async def test_a_server_with_both_keys_reads_all_the_time_while_rotations_are_ki
     while not rotation.done():
         found.append(await values(connection, both))
     assert await rotation == [-9, -9, 0]
-    assert len(found) > 10
+    assert len(found) > 3
     assert all(one == wanted for one in found)
     assert query(BY_KEY) == [(both.key_id, COUNT)]
 

@@ -158,6 +158,10 @@ def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query):
     assert ("runs", "ok") in doctor()[1]
     query("UPDATE runs SET created_at = created_at - interval '1 minute'")
     assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
+    live_replica(query, work="{hello/read}")  # it may lead as many runs of the tenant as it is allowed
+    assert ("runs", "ok") in doctor()[1]
+    query("UPDATE runs SET status = 'running', state = 'running'")
+    assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
     query("UPDATE runs SET orchestrated = false")
     query(
         "INSERT INTO stages (run_id, stage, started_at, deadline_at, progress_at)"

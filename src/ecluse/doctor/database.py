@@ -16,7 +16,7 @@ from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
 from ecluse.doctor import vendors
 from ecluse.doctor.findings import Finding, graded, rows_of
-from ecluse.engine import ROLES, RUNS_AT_ONCE
+from ecluse.engine import ROLES
 from ecluse.retention import growth
 
 SKEW = (1.0, 30.0)  # seconds: warn above, fail above
@@ -152,8 +152,9 @@ async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("warn", "replicas", says, "other replicas took over their work; find out why they died")
 
 
-# A new run waits without a workflow while all workers lead as many runs as they may.
-UNLED = f"""
+# A new run waits without a workflow while the workers that have its flow lead as many runs as they may, or as many of
+# its tenant.
+UNLED = """
 WITH workers AS MATERIALIZED (SELECT count(*) AS live FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles))
 SELECT r.id, r.flow FROM runs r, workers
 WHERE r.ended_at IS NULL AND r.orchestrated AND r.created_at < ecluse_now() - interval '15 seconds'
@@ -161,10 +162,11 @@ WHERE r.ended_at IS NULL AND r.orchestrated AND r.created_at < ecluse_now() - in
     SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id
     WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
       AND (w.status IN ('ENQUEUED', 'DELAYED') AND workers.live > 0 OR w.status = 'PENDING' AND p.state = 'live'))
-  AND (r.state <> 'queued' OR {RUNS_AT_ONCE} * greatest(1, workers.live) > (
-    SELECT count(*) FROM dbos.workflow_status WHERE status = 'PENDING'))
+  AND (r.state <> 'queued' OR NOT EXISTS (
+    SELECT 1 FROM replicas p, unnest(p.work) AS w(name)
+    WHERE p.state = 'live' AND split_part(w.name, '/', 1) = r.flow))
 ORDER BY r.id
-"""  # noqa: S608 - our own number
+"""
 
 
 async def _runs(connection: Connection) -> AsyncIterator[Finding]:

@@ -301,8 +301,10 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
         return waits("gate", f"{_calls(run['calls'])} in flight, the oldest since {instant(run['since'])}")
     if run["state"] == "queued" and run["workers"]:
         led = await fetch_value(connection, LED_OF_TENANT, run)
-        most = f"a replica leads at most {RUNS_AT_ONCE:,}, and a share of them for one tenant"
-        return waits("queued", f"a replica is about to take the run up; {led:,} runs of the tenant are led, {most}")
+        most = f"a replica leads at most {RUNS_AT_ONCE:,}, of one tenant a share: ECLUSE_TENANT_SLOTS_SHARE"
+        return waits(
+            "queued", f"it waits for a replica to take it up; runs of the tenant that are led: {led:,} ({most})"
+        )
     if not run["workers"] or (run["orchestrated"] and not await _is_led(connection, run)):
         return waits("no worker", f"no live replica leads the run: start one that has flow {run['flow']}")
     if run["next_round_at"] is not None:

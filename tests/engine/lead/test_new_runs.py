@@ -126,7 +126,7 @@ async def test_a_tenant_that_fills_its_share_of_the_runs_leaves_room_for_others(
     assert query(states) == [("loud", 6), ("quiet", 1)]
     async with kit.pool.connection() as connection:
         said = (await why_run(connection, "loud", loud[-1].run.id)).summary
-    assert "6 runs of the tenant are led" in said
+    assert "runs of the tenant that are led: 6 (" in said
     go_on.set()
     for one in [*loud, *quiet]:
         assert (await wait_for_run(kit, one.run.id, PATIENCE))["status"] == "completed"
@@ -172,3 +172,12 @@ async def test_steps_of_one_tenant_leave_connections_for_those_of_others(start_k
     go_on.set()
     for each in loud:
         assert (await wait_for_run(kit, each.run.id, PATIENCE))["status"] == "completed"
+
+
+async def test_a_run_whose_first_log_line_fails_ends_alone(start_kit):
+    """The fields of the line are code of the flow."""
+    kit = await start_kit(f := flow(stage(), about=lambda run: {"of": run.input["missing"]}))
+    started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
+    ended = await wait_for_run(kit, started.run.id, PATIENCE)
+    assert (ended["status"], ended["error_code"]) == ("failed", "BUG")
+    assert not kit.broken.is_set()

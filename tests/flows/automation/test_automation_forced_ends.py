@@ -97,6 +97,7 @@ async def test_a_run_that_an_operator_ends_says_so_and_keeps_what_was_known(trou
 async def test_what_a_child_of_a_run_that_was_ended_was_paying_for_is_kept(troubled, query):
     speech = Deaf("transcribe")
     world = await troubled(deaf_speech=speech, transcription_poll=timedelta(seconds=30))
+    await world.config()
     run_id = await world.trigger(await world.schedule("1000"))
     await speech.asked.wait()
     assert await end_run(world.kit, run_id, "wrong day")

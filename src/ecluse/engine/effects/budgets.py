@@ -108,12 +108,12 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
     for scope, subject, period, spent, limit, unknown, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
         name = budget_name(tenant, scope, subject, period)
         is_so = "is used up" if spent >= limit else f"has {amount(limit - spent)} left, too little for the next call"
-        told.append(f"he {name} {is_so}: {spent_of(spent, limit, unknown)}")
+        told.append(f"the {name} {is_so}: {spent_of(spent, limit, unknown)}")
         again.append(renewed)
     if told:
-        raised = "the budget" if len(told) == 1 else "these budgets"
+        said, raised = "; ".join(told), "the budget" if len(told) == 1 else "these budgets"
         raise Conflict(
-            f"T{'; t'.join(told)}. Nothing was started. Start again at {again[0]:%Y-%m-%d %H:%M:%S}Z, or raise"
+            f"{said[0].upper()}{said[1:]}. Nothing was started. Start again at {again[0]:%Y-%m-%d %H:%M:%S}Z, or raise"
             f" {raised}.",
             code="BUDGET_EXCEEDED",
         )

@@ -16,17 +16,7 @@ import structlog
 from ecluse.db.connect import Connection, Pool
 from ecluse.db.query import as_json, fetch_rows
 from ecluse.engine.model import counters
-from ecluse.engine.model.budget import (
-    Charge,
-    Exceeded,
-    Settlement,
-    Total,
-    TotalKey,
-    Unknown,
-    admit,
-    reason,
-    totals_of,
-)
+from ecluse.engine.model.budget import Charge, Exceeded, Settlement, Total, TotalKey, admit, totals_of
 from ecluse.engine.model.item import ClaimedItem, ClaimKey
 
 log = structlog.get_logger(__name__)
@@ -155,7 +145,7 @@ class Root(NamedTuple):
 
 
 async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> dict[int, Exceeded | None]:
-    """Reserve the cost of these calls, in one transaction. Return, by item id, the budget that has no room for the
+    """Reserve the cost of these calls, in one transaction. Return, by item id, the budgets that have no room for the
     call; None: the cost is reserved. If no other call is expected to fit either, the waiting items of the same stage
     that count against that budget are postponed, too. `wanted` must not be empty."""
     rows = await fetch_rows(connection, ROOTS, (list({one.claimed.item.run_id for one in wanted}),))
@@ -185,15 +175,13 @@ async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> 
         TotalKey(*key): cost
         for *key, cost in await fetch_rows(connection, UNKNOWN, _columns({one.key for one in refused}))
     }
-    await _postpone(connection, wanted, found, unknown)
-    return {item: over and over._replace(why=reason(over.refused, unknown)) for item, over in found.items()}
+    found = {item: over and over._replace(unknown=unknown) for item, over in found.items()}
+    await _postpone(connection, wanted, found)
+    return found
 
 
 async def _postpone(
-    connection: Connection,
-    wanted: Sequence[PaidCallRequest],
-    found: Mapping[int, Exceeded | None],
-    unknown: Unknown,
+    connection: Connection, wanted: Sequence[PaidCallRequest], found: Mapping[int, Exceeded | None]
 ) -> None:
     """Postpone the due items that wait in the stages of the refused calls and count against the same budgets, at most
     MOST_POSTPONED per budget and stage. Only for refusals with `others`."""
@@ -205,7 +193,7 @@ async def _postpone(
     for (key, flow, stage, lane), over in refused.items():
         root, of = WITHIN[key.scope]
         where = {"tenant": key.tenant_id, "subject": key.subject_id, "flow": flow, "stage": stage, "lane": lane}
-        how = {"until": over.until, "why": over.why_others(unknown), "most": MOST_POSTPONED}
+        how = {"until": over.until, "why": over.why_others, "most": MOST_POSTPONED}
         await connection.execute(POSTPONE.format(root=root, of=of), {**where, **how})
 
 

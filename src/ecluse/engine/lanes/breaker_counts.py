@@ -67,14 +67,14 @@ async def record_results(
             await connection.execute(PUT, {**facts, "error": last.error if streak.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
-                opened = f"{TRIGGERED}: more than {most} times in a row {{}}; closed for {span(pause)}".format
-                reason = opened(last.error)
+                many, closed = f"{TRIGGERED}: more than {most} times in a row", f"closed for {span(pause)}"
+                reason = f"{many} {last.error}; {closed}"
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:
                     log.warning("lanes: circuit breaker, probe failed", lane=lane, reason=reason)
                 else:
                     log.error("lanes: circuit breaker triggered", lane=lane, reason=reason)
-                    message, others = reason, opened("an error")
+                    message, others = reason, f"{many} an error; {closed}"
                     if last.outage:
                         others = down(lane, streak.since or now, now + pause)
                         message = f"{others}: {last.error}"

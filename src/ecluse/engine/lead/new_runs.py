@@ -18,7 +18,7 @@ from ecluse.engine.runs import lifecycle
 
 # Runs per transaction: the story of a run waits for the commit that releases its row.
 TOGETHER = 20
-# How far into the line of a tenant a replica looks for runs that no other replica has locked.
+# How many runs a replica looks at to find some that no other replica has locked.
 LOOK_AHEAD = 200
 
 QUEUED = "r.ended_at IS NULL AND r.orchestrated AND r.state = 'queued'"
@@ -34,8 +34,9 @@ line AS MATERIALIZED (
     SELECT n.id, t.tenant_id AS tenant, row_number() OVER (PARTITION BY t.tenant_id ORDER BY n.id) AS turn
     FROM tenants t CROSS JOIN LATERAL (
         SELECT r.id FROM runs r WHERE {QUEUED} AND r.tenant_id = t.tenant_id AND r.flow = ANY(%(flows)s)
-        ORDER BY r.id LIMIT {LOOK_AHEAD}) n
-    WHERE t.tenant_id <> ALL(%(full)s))
+        ORDER BY r.id LIMIT (SELECT 1 + {LOOK_AHEAD} / count(*) FROM tenants)) n
+    WHERE t.tenant_id <> ALL(%(full)s)
+    ORDER BY turn, t.tenant_id <= %(after)s, t.tenant_id LIMIT {LOOK_AHEAD})
 SELECT {lifecycle.RUN} FROM line JOIN runs r USING (id)
 WHERE {QUEUED}
 AND NOT EXISTS (SELECT 1 FROM dbos.workflow_status w WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ecluse.base.crash import after_step, crashpoint
@@ -141,7 +142,10 @@ async def lead(story: Story, *, begun: bool) -> None:
     flow, run = story.flow, story.run
     try:
         try:
-            await (durable.step("begin", _nothing) if begun else story.once("begin", lifecycle.begin, flow))
+            if begun:
+                await durable.step("begin", partial(_trace_begin, run, flow))
+            else:
+                await story.once("begin", lifecycle.begin, flow)
         except ForbiddenTransition as error:
             run.trace.warn("run was ended before it began", error=str(error))
             return
@@ -161,8 +165,8 @@ async def lead(story: Story, *, begun: bool) -> None:
         await story.once("abort", _end, flow, RunEnd("catastrophic", code, why))
 
 
-async def _nothing() -> None:
-    pass
+async def _trace_begin(run: Run, flow: Flow) -> None:
+    lifecycle.trace_begin(run, flow)
 
 
 async def _end(connection: Connection, run: Run, flow: Flow, end: RunEnd) -> int:

@@ -94,10 +94,16 @@ class Refusal(NamedTuple):
 
 
 class Exceeded(NamedTuple):
-    """The budgets without room for a call, first the one that it waits for longest; `why` names all of them."""
+    """The budgets without room for a call, first the one that it waits for longest. `unknown`: the part of what is
+    spent that is the cost of calls which may have been made, by the key of the total."""
 
     refused: Sequence[Refusal]
-    why: str
+    unknown: Unknown = EMPTY
+
+    @property
+    def why(self) -> str:
+        """The reason for the call, which names all these budgets."""
+        return reason(self.refused, self.unknown)
 
     @property
     def key(self) -> TotalKey:
@@ -112,11 +118,12 @@ class Exceeded(NamedTuple):
         """Whether other calls that count against the first budget are postponed, too."""
         return self.refused[0].others
 
-    def why_others(self, unknown: Unknown) -> str:
-        """Return the reason for other calls that count against the first budget: it names the budgets that all of
-        them have in common."""
+    @property
+    def why_others(self) -> str:
+        """The reason for other calls that count against the first budget: it names the budgets that all of them have in
+        common."""
         common = SCOPES[: SCOPES.index(self.key.scope) + 1]
-        return reason([one for one in self.refused if one.key.scope in common], unknown)
+        return reason([one for one in self.refused if one.key.scope in common], self.unknown)
 
 
 def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
@@ -136,7 +143,7 @@ def admit(most: Decimal, keys: Sequence[TotalKey], totals: Mapping[TotalKey, Tot
     refused = [over for key in keys if (over := _refusal(most, key, totals[key], now)) is not None]
     if refused:
         refused.sort(key=lambda one: one.until, reverse=True)
-        return Exceeded(refused, reason(refused))
+        return Exceeded(refused)
     for key in keys:
         totals[key].reserved += most
     return None

@@ -96,16 +96,19 @@ async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
         if flow.statuses.meaning[status] is State.RUNNING:
             return False
         await set_status(connection, flow, [StatusChange(run, status, State.RUNNING)])
-    run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
+    trace_begin(run, flow)
     return True
 
 
+def trace_begin(run: Run, flow: Flow) -> None:
+    """Write the first line of the run's trace."""
+    run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
+
+
 async def begin_runs(connection: Connection, flow: Flow, queued: Sequence[Run]) -> None:
-    """Change the status of runs of `flow` from queued to running, and log it. The current transaction has inserted or
-    locked them."""
+    """Change the status of runs of `flow` from queued to running. The current transaction has inserted or locked
+    them."""
     await set_status(connection, flow, [StatusChange(run, flow.statuses.initial, State.RUNNING) for run in queued])
-    for run in queued:
-        run.trace.start(f"run-{flow.name}", event_key=run.event_key, **flow.about(run))
 
 
 async def set_phase(connection: Connection, run: Run, phase: str) -> None:

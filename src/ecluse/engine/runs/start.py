@@ -145,6 +145,8 @@ async def _begin_items(connection: Connection, flow: Flow, begun: Sequence[Run])
     """Begin runs of a flow without a story: open their first stage, and end the runs that have nothing to do, because
     no finished item would ever end them."""
     await lifecycle.begin_runs(connection, flow, begun)
+    for run in begun:
+        lifecycle.trace_begin(run, flow)
     await flow.begin(connection, begun)  # type: ignore[misc]
     if idle := await finalize.find_complete_runs(connection, [run.id for run in begun]):
         await finalize.end_runs(connection, flow, idle)

@@ -174,9 +174,9 @@ async def end_all_by_operator(
     return the number of runs ended. A run that cannot be ended is logged, and stays open."""
     is_open = "SELECT id FROM runs WHERE tenant_id = %s AND ended_at IS NULL AND flow = ANY(%s) ORDER BY id"
     ids = await fetch_column(connection, is_open, (tenant, list(flows)))
-    gates = await fetch_rows(connection, OPEN_STAGES, (ids,))
     end = RunEnd("operator", reason=reason.strip(), by=by)
     await lifecycle.lock_runs(connection, ids)  # in one order, before the runs of each flow are locked
+    gates = await fetch_rows(connection, OPEN_STAGES, (ids,))
     runs = await lifecycle.load_runs(connection, ids)
     for name in sorted({run.flow for run in runs}):
         await end_together(connection, flows[name], [run for run in runs if run.flow == name], end)

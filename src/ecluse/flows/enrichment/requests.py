@@ -162,9 +162,9 @@ async def _launch(
     }
     if moved:
         await desk.connection.execute(ATTACH, (list(moved), list(moved.values())))
+    await write_events(desk.connection, [events.requested(one, cached=launched.cached) for one, launched in made])
     for one, launched in made:
         metrics.requests[str(one.trigger), launched.result] += 1
-    await write_events(desk.connection, [events.requested(one, cached=launched.cached) for one, launched in made])
     return [launched for _, launched in made]
 
 

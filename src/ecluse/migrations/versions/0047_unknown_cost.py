@@ -12,13 +12,17 @@ down_revision = "0046"
 UNKNOWN = """
 CREATE OR REPLACE FUNCTION spend_unknown(tenant text, of_scope text, subject bigint, of_period text, since date)
 RETURNS numeric LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    till date := CASE of_period WHEN 'day' THEN since + 1 ELSE (since + interval '1 month')::date END;
 BEGIN
+    -- A statement per index: one for all scopes would read all these calls of the tenant.
+    IF of_scope = 'run' THEN
+        RETURN (SELECT trim_scale(coalesce(sum(c.reserved), 0)) FROM public.paid_calls c
+                WHERE c.root_run_id = subject AND c.state = 'unknown');
+    END IF;
     RETURN (SELECT trim_scale(coalesce(sum(c.reserved), 0)) FROM public.paid_calls c
-            WHERE c.tenant_id = tenant AND c.state = 'unknown'
-              AND (of_period = 'all' OR c.day >= since
-                   AND c.day < since + CASE of_period WHEN 'day' THEN interval '1 day' ELSE interval '1 month' END)
-              AND CASE of_scope WHEN 'run' THEN c.root_run_id = subject
-                                WHEN 'schedule' THEN c.schedule_id = subject ELSE true END);
+            WHERE c.tenant_id = tenant AND c.state = 'unknown' AND c.day >= since AND c.day < till
+              AND (of_scope = 'tenant' OR c.schedule_id = subject));
 END $$;
 """
 # As in 0037, and the last column.
@@ -44,7 +48,10 @@ WHERE b.scope <> 'schedule' OR EXISTS (
     SELECT 1 FROM schedules s WHERE s.id = b.subject_id AND (s.deleted_at IS NULL OR EXISTS (
         SELECT 1 FROM runs r WHERE r.id IN (s.holding_run_id, s.last_run_id) AND r.ended_at IS NULL)));
 """
-INDEXES = {"paid_calls_unknown": "paid_calls (tenant_id, day) WHERE state = 'unknown'"}
+INDEXES = {
+    "paid_calls_unknown": "paid_calls (tenant_id, day) WHERE state = 'unknown'",
+    "paid_calls_unknown_of_root": "paid_calls (root_run_id) WHERE state = 'unknown'",
+}
 
 
 def upgrade() -> None:
