@@ -133,7 +133,10 @@ class Edge:
             asyncio.get_running_loop().call_later(self.limits.seconds, self._look, first, self.turned_away)
             return
         self._logged = 0
-        log.info("edge: connections are below their limit again", turned_away=self.turned_away - first + 1)
+        turned_away = self.turned_away - first + 1
+        log.info(
+            "edge: connections are below their limit again", limit=self.limits.connections, turned_away=turned_away
+        )
 
 
 class Part(Enum):
