@@ -184,6 +184,11 @@ def test_a_list_beside_other_fields_says_that_it_is_empty(operator):
     assert "limit" not in shown.out
 
 
+def test_a_list_without_a_match_for_its_filters_is_not_called_empty(operator):
+    assert operator("runs", "list", "--limit", "5").err.startswith("no runs yet")
+    assert operator("runs", "list", "--state", "queued").err.startswith("no runs match the filters")
+
+
 @pytest.mark.req("G-33")
 def test_a_key_comes_from_a_file_and_is_sealed(operator, one, tmp_path):
     file = tmp_path / "key"

@@ -204,7 +204,12 @@ RATED = {"per_second": 1 / 6, "spacing": 6 * SECOND, "next_free_at": NOW + 4 * S
 LATER = NOW + 30 * SECOND
 
 WHY = [
-    ({}, "queued", "all 10 worker slots of 1 replicas are busy; 3 calls before it", None),
+    (
+        {},
+        "queued",
+        "the 10 worker slots of 1 replica, or the tenant's share of them, are in use; 3 calls before it",
+        None,
+    ),
     ({"pace": 1.5}, "queued", "3 calls before it", NOW + 2 * SECOND),
     ({"busy": 9, "position": 0}, "queued", "about to be claimed", NOW),
     ({"pace": 1.5, "position": None}, "queued", "at least 9 calls before it", None),

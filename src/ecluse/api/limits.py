@@ -63,7 +63,8 @@ async def _others(look: Look) -> list[LimitUse]:
     """Return the limits that other parts of the server enforce: sockets, mails and worker slots."""
     pusher, kit = look.state.realtime.pusher, look.kit
     mails = await fetch_value(look.connection, MAILS, (look.tenant,)) or 0
-    calls = await fetch_value(look.connection, SLOTS, (kit.replica, look.tenant))
+    claimed = await fetch_value(look.connection, SLOTS, (kit.replica, look.tenant))
+    calls = min(claimed, kit.tenant_slots or claimed)  # claimed ahead, further items wait for a slot
     return [
         LimitUse("tenant_sockets", pusher.limits.sockets or None, pusher.sockets(look.tenant)),
         LimitUse("mails_per_day", look.state.notify.mails_per_day, mails),

@@ -22,6 +22,7 @@ from ecluse.cli.target import Given, client_for
 
 Json = dict[str, Any]
 PAGE = 200  # rows per request of --all
+PAGING = {"limit", "offset", "cursor"}  # parameters of a list that do not filter it
 
 
 def parser_of(command: Json) -> Parser:
@@ -73,7 +74,7 @@ def _done(
     elif isinstance(answer, str):
         show.write_text(answer.rstrip("\r\n"))
     else:
-        _show(command, answer)
+        _show(command, answer, filtered=bool(query.keys() - PAGING))
     return OK
 
 
@@ -145,7 +146,7 @@ def _lines(command: Json, answer: Json) -> list[str]:
     return show.fields(show.cancelled_apart(shown), show.width())
 
 
-def _show(command: Json, answer: Any) -> None:
+def _show(command: Json, answer: Any, *, filtered: bool) -> None:
     if "list" not in command:
         for line in _lines(command, answer):
             show.write(line)
@@ -159,7 +160,8 @@ def _show(command: Json, answer: Any) -> None:
     for line in show.fields(beside, show.width()):
         show.write(line)
     if not rows:
-        show.say(command.get("empty") or f"no {show.title(command['list'])}")
+        nothing = f"no {show.title(command['list'])}"
+        show.say(f"{nothing} match the filters" if filtered else command.get("empty") or nothing)
         return
     if "text" in command:
         _write_text(rows, command["columns"], command["text"])

@@ -34,9 +34,9 @@ def rotate(*, as_json: bool) -> int:
     if as_json:
         show.write_json({"key_id": secrets.key_id, **{name.replace(" ", "_"): n for name, n in done.items()}})
     else:
-        counts = ", ".join(f"{name}: {count}" for name, count in done.items())
+        counts = ", ".join(f"{name}: {count}" for name, count in done.items()) or "nothing to do"
         so = f"all secrets are encrypted with key {secrets.key_id} ({counts})"
-        show.write(f"{so}; the old key is not needed any more")
+        show.write(f"{so}; an old key is not needed any more")
     return OK
 
 

@@ -162,7 +162,8 @@ def detail_of(item: Facts) -> str:
         case "throttled" if item.per_second is not None:
             return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute{_slowed(item)}"
         case _ if item.busy >= item.hands:
-            return f"all {item.hands} worker slots of {item.workers} replicas are busy"
+            of = "1 replica" if item.workers == 1 else f"{item.workers} replicas"
+            return f"the {item.hands} worker slots of {of}, or the tenant's share of them, are in use"
         case _:
             return "about to be claimed"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
+from ecluse.db.pools import SIZE, share
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.engine.model.roles import RUNS_AT_ONCE
 from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
@@ -312,7 +313,10 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
         return waits("gate", f"what failed is tried again: {when}, unless something is done before")
     if run["stage"] is not None:
         return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to poll")
-    return waits("gate", f"no stage is open: its own steps are under way ({run['phase'] or run['status']})")
+    steps = f"no stage is open: its own steps are under way ({run['phase'] or run['status']})"
+    if (others := await fetch_value(connection, LED_OF_TENANT, run) - 1) >= share(SIZE):
+        steps += f", or wait for steps of the {others:,} other runs of the tenant that are led"
+    return waits("gate", steps)
 
 
 async def _is_led(connection: Connection, run: dict[str, Any]) -> bool:

@@ -51,8 +51,8 @@ from ecluse.flows.connections import records as connections
 from ecluse.flows.fiches.ids import is_fiche_id
 
 NO_CONFIGS = (
-    "There is no audit config for it: every fiche will fail with `No audit configs resolved`, after its transcripts "
-    "were paid for. Create one with run_automatically, or name one in specific_audit_configs."
+    "There is no audit config for it: every fiche will fail with `No audit configs resolved`, and none is transcribed. "
+    "Create one with run_automatically, or name one in specific_audit_configs."
 )
 
 
