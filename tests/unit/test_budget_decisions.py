@@ -98,7 +98,7 @@ def test_other_calls_are_told_only_of_budgets_that_they_count_against(
 ) -> None:
     over = admit(Decimal("0.2"), KEYS, totals(**budgets), NOW)
     assert over is not None
-    said = over.why_others({})
+    said = over.why_others
     assert {one for one in ("budget of run 7", "tenant t", "schedule 3") if one in said} == set(named)
 
 

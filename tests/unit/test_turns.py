@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
@@ -54,4 +53,4 @@ async def test_a_client_with_one_request_does_not_wait_for_a_thousand_of_another
 def test_behind_a_proxy_the_clients_that_it_names_take_turns(address, forwarded, client):
     headers = [] if forwarded is None else [(b"x-forwarded-for", forwarded)]
     edge = Edge(EdgeLimits(connections=10, per_address=5, seconds=1, proxies="127.0.0.1"))
-    assert edge.client_of(SimpleNamespace(client=(address, 1), headers=headers)) == client
+    assert edge.client_of((address, 1), headers) == client
