@@ -14,22 +14,13 @@ from uvicorn.server import ServerState
 
 from ecluse.access.edge import Connection, Edge, EdgeLimits
 from ecluse.access.sockets import Socket
+from tests.support.socket_frames import CLOSE, PING, TEXT, frame, upgrade
 
-UPGRADE = (
-    "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{}\r\n"
-)
-MASKED, NO_MASK = 0x80, bytes(4)
-TEXT, CLOSE = 0x81, 0x88
 LATER = 5.0  # seconds, which no test should reach; less than uvicorn waits for a close frame
 AT_ONCE = 85  # empty frames that the server reads in one turn
 
 App = Callable[..., Coroutine[Any, Any, None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def frame(kind: int, data: bytes = b"") -> bytes:
-    return bytes([kind, MASKED | len(data)]) + NO_MASK + data
 
 
 class Server:
@@ -48,7 +39,7 @@ class Server:
     async def ask(self, headers: str = "") -> Streams:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.clients.append(writer)
-        writer.write(UPGRADE.format(headers).encode())
+        writer.write(upgrade(headers=headers))
         return reader, writer
 
     async def opened(self, headers: str = "") -> Streams:
@@ -151,3 +142,25 @@ async def test_a_close_frame_behind_unread_messages_ends_the_connection_that_the
         writer.write(frame(TEXT) * 10_000 + frame(CLOSE, b"\x03\xe8"))
         async with asyncio.timeout(LATER):
             assert (await reader.read())[:1] == bytes([CLOSE])
+
+
+async def test_a_message_that_is_no_text_before_a_close_frame_closes_the_connection_and_stops_no_other() -> None:
+    taken: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            taken.append(message["text"])
+
+    async with served(app) as server:
+        others = [await server.opened() for _ in range(AT_ONCE)]
+        reader, writer = await server.opened()
+        # Enough that the last part is read in a later pass of the loop, where other sockets wait behind it.
+        writer.write(frame(PING, b"x" * 125) * 25 + frame(TEXT, b"\xff") + frame(CLOSE, b"\x03\xe8"))
+        for _, other in others:
+            other.write(frame(TEXT, b"other"))
+        async with asyncio.timeout(LATER):
+            await reader.read()
+            while len(taken) < len(others):
+                await asyncio.sleep(0)

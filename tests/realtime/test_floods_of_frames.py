@@ -13,24 +13,14 @@ from tests.realtime.conftest import app_of
 from tests.support.api_server import Client
 from tests.support.loop_probe import probing
 from tests.support.realtime_events import on_its_loop
+from tests.support.socket_frames import PING, TEXT, frame, upgrade
 from tests.support.waits import PATIENCE, wait_for
-
-MASKED, NO_MASK = 0x80, bytes(4)
-UPGRADE = (
-    "GET /app/{}?protocol=7 HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
-TEXT, PING = 0x81, 0x89
-
-
-def frame(kind: int, data: bytes = b"") -> bytes:
-    return bytes([kind, MASKED | len(data)]) + NO_MASK + data
 
 
 @contextlib.contextmanager
 def opened(server: Client) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as one:
-        one.sendall(UPGRADE.format(app_of(server)["key"]).encode())
+        one.sendall(upgrade(f"/app/{app_of(server)['key']}?protocol=7"))
         assert one.recv(1_000).startswith(b"HTTP/1.1 101 ")
         yield one
 

@@ -42,6 +42,18 @@ async def test_a_client_with_one_request_does_not_wait_for_a_thousand_of_another
     assert begun[-1] == "late"
 
 
+async def test_a_request_that_fails_to_begin_stops_no_other():
+    turns, begun, failed = Turns(), [], []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    for _ in range(AT_ONCE):
+        turns.put("a", lambda: None)
+    turns.put("a", lambda: begun[0])
+    turns.put("b", lambda: begun.append("next"))
+    await passes(turns, begun, 3)
+    assert begun == ["next"]
+    assert [type(one) for one in failed] == [IndexError]
+
+
 @pytest.mark.parametrize(
     ("address", "forwarded", "client"),
     [

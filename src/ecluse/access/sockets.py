@@ -1,5 +1,5 @@
 """WebSockets at the edge of the server: uvicorn's protocol, counted with the other connections of clients, and read so
-that neither the event loop nor the memory is a client's to fill."""
+that no client can hold the event loop or fill the memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from ecluse.access.edge import Edge
 
@@ -61,7 +62,10 @@ class Socket(WebSocketsSansIOProtocol):
     def _read_part(self) -> None:
         self._due = False
         if self._parts and not self.transport.is_closing():
-            super().data_received(self._parts.popleft())
+            try:
+                super().data_received(self._parts.popleft())
+            except InvalidState:  # uvicorn refuses a text that is not UTF-8 although a close frame is behind it
+                self.transport.abort()
             if self.conn.handshake_exc is not None and not self.transport.is_closing():
                 # uvicorn leaves such a connection open, and sends nothing; of some errors there is no answer.
                 self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)

@@ -36,13 +36,15 @@ class Turns:
 
     def _pass(self) -> None:
         self._passes, self._begun = False, 0
-        while self._lines and self._begun < AT_ONCE:
-            client = next(iter(self._lines))
-            line = self._lines.pop(client)
-            begin = line.popleft()
-            if line:
-                self._lines[client] = line  # behind the others
-            self._begun += 1
-            begin()
-        if self._lines or self._begun:
-            self._schedule()
+        try:
+            while self._lines and self._begun < AT_ONCE:
+                client = next(iter(self._lines))
+                line = self._lines.pop(client)
+                begin = line.popleft()
+                if line:
+                    self._lines[client] = line  # behind the others
+                self._begun += 1
+                begin()
+        finally:  # also after a request that failed to begin: the others wait for their turns
+            if self._lines or self._begun:
+                self._schedule()
