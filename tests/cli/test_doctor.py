@@ -158,8 +158,14 @@ def test_runs_that_nobody_leads_or_that_are_past_their_deadline(doctor, query):
     assert ("runs", "ok") in doctor()[1]
     query("UPDATE runs SET created_at = created_at - interval '1 minute'")
     assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
-    live_replica(query, work="{hello/read}")  # it may lead as many runs of the tenant as it is allowed
-    assert ("runs", "ok") in doctor()[1]
+    live_replica(query, work="{hello/read}")
+    assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)", "though one has room for it"
+    query("UPDATE replicas SET tenant_share = 0.75")
+    query(
+        "INSERT INTO dbos.workflow_status (workflow_uuid, status, executor_id)"
+        " SELECT 'default/' || n, 'PENDING', 'r1' FROM generate_series(1, 1500) n"
+    )
+    assert ("runs", "ok") in doctor()[1], "the replica leads as many runs of the tenant as it may"
     query("UPDATE runs SET status = 'running', state = 'running'")
     assert doctor()[1]["runs", "warn"] == f"no live replica leads {run_id} (hello)"
     query("UPDATE runs SET orchestrated = false")

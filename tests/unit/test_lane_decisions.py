@@ -192,7 +192,7 @@ PLAIN = Facts(
     down_since=None, clock_stopped=False, per_second=None, spacing=None, next_free_at=NOW, max_in_flight=None,
     in_flight=0,
     probing=False, key_full=False, max_per_key=None, workers=1,
-    hands=10, busy=10, pace=None,
+    hands=10, busy=10, own=7, share_full=False, pace=None,
 )  # fmt: skip
 FAILED = {"error_code": "TIMEOUT", "error": "no answer", "executions": 1}
 PAUSED = {"paused_reason": "invoice"}
@@ -204,10 +204,11 @@ RATED = {"per_second": 1 / 6, "spacing": 6 * SECOND, "next_free_at": NOW + 4 * S
 LATER = NOW + 30 * SECOND
 
 WHY = [
+    ({}, "queued", "the 10 worker slots of 1 replica are in use; 3 calls before it", None),
     (
-        {},
+        {"busy": 9, "share_full": True, "position": 0},
         "queued",
-        "the 10 worker slots of 1 replica, or the tenant's share of them, are in use; 3 calls before it",
+        "7 calls of the tenant to this vendor are in flight: its share of the 10 worker slots of 1 replica",
         None,
     ),
     ({"pace": 1.5}, "queued", "3 calls before it", NOW + 2 * SECOND),

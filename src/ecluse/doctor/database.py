@@ -16,7 +16,7 @@ from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
 from ecluse.doctor import vendors
 from ecluse.doctor.findings import Finding, graded, rows_of
-from ecluse.engine import ROLES
+from ecluse.engine import ROLES, RUNS_AT_ONCE
 from ecluse.retention import growth
 
 SKEW = (1.0, 30.0)  # seconds: warn above, fail above
@@ -154,19 +154,28 @@ async def _replicas(connection: Connection) -> AsyncIterator[Finding]:
 
 # A new run waits without a workflow while the workers that have its flow lead as many runs as they may, or as many of
 # its tenant.
-UNLED = """
-WITH workers AS MATERIALIZED (SELECT count(*) AS live FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles))
+UNLED = f"""
+WITH workers AS MATERIALIZED (SELECT count(*) AS live FROM replicas WHERE state = 'live' AND 'worker' = ANY(roles)),
+led AS MATERIALIZED (
+    SELECT executor_id AS replica, split_part(workflow_uuid, '/', 1) AS tenant, count(*) AS n
+    FROM dbos.workflow_status WHERE status = 'PENDING' GROUP BY 1, 2)
 SELECT r.id, r.flow FROM runs r, workers
 WHERE r.ended_at IS NULL AND r.orchestrated AND r.created_at < ecluse_now() - interval '15 seconds'
   AND NOT EXISTS (
     SELECT 1 FROM dbos.workflow_status w LEFT JOIN replicas p ON p.id = w.executor_id
     WHERE w.workflow_uuid = r.tenant_id || '/' || r.event_key
       AND (w.status IN ('ENQUEUED', 'DELAYED') AND workers.live > 0 OR w.status = 'PENDING' AND p.state = 'live'))
-  AND (r.state <> 'queued' OR NOT EXISTS (
-    SELECT 1 FROM replicas p, unnest(p.work) AS w(name)
-    WHERE p.state = 'live' AND split_part(w.name, '/', 1) = r.flow))
+  AND (r.state <> 'queued' OR (
+    SELECT coalesce(bool_or(l.total < {RUNS_AT_ONCE}
+                            AND share_left(p.tenant_share, {RUNS_AT_ONCE}, l.own, l.total - l.own) > 0), true)
+    FROM replicas p CROSS JOIN LATERAL (
+        SELECT coalesce(sum(n), 0)::bigint AS total,
+               coalesce(sum(n) FILTER (WHERE tenant = r.tenant_id), 0)::bigint AS own
+        FROM led WHERE replica = p.id) l
+    WHERE p.state = 'live'
+      AND EXISTS (SELECT 1 FROM unnest(p.work) AS w(name) WHERE split_part(w.name, '/', 1) = r.flow)))
 ORDER BY r.id
-"""
+"""  # noqa: S608 - our own number
 
 
 async def _runs(connection: Connection) -> AsyncIterator[Finding]:
@@ -178,7 +187,7 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
         " AND NOT clock_stopped(r.id, s.stage) ORDER BY r.id",
     )
     if led:
-        do = "start a server that loads their flow, or end them with `ecluse runs end`"
+        do = "start a server that loads their flow; the log of one that runs says why it does not take them"
         yield Finding("warn", "runs", f"no live replica leads {_some(led, lambda r: f'{r.id} ({r.flow})')}", do)
     if overdue:
         says = f"past the deadline of a stage: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"

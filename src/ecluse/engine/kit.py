@@ -128,7 +128,7 @@ class Kit:
             await self._prompt_pool.open(wait=True)
             work = {f"{flow.name}/{stage.name}": stage for flow in self.flows for stage in flow.stages}
             can = (work, self.hands) if "worker" in self.roles else ({}, 0)
-            await asyncio.to_thread(self._heart.start, sorted(self.roles), *can)
+            await asyncio.to_thread(self._heart.start, sorted(self.roles), *can, self.tenant_share)
             publisher = Publisher(self.dsn, self.sinks)
             loops["publisher"] = publisher.run()
             channels[OUTBOX_CHANNEL] = [lambda _: publisher.wake.set()]

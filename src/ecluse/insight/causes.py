@@ -92,6 +92,8 @@ class Facts:
     workers: int
     hands: int
     busy: int
+    own: int  # of them, calls of the tenant in lanes of the same base
+    share_full: bool  # no replica has a worker slot left for the tenant's calls in these lanes
     pace: float | None  # recent calls per second of its lane
     batch: int = 1  # the most items of a call of its stage
     permits: int = 1  # that such a call takes of the rate of its lane
@@ -162,10 +164,16 @@ def detail_of(item: Facts) -> str:
         case "throttled" if item.per_second is not None:
             return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute{_slowed(item)}"
         case _ if item.busy >= item.hands:
-            of = "1 replica" if item.workers == 1 else f"{item.workers} replicas"
-            return f"the {item.hands} worker slots of {of}, or the tenant's share of them, are in use"
+            return f"the {_slots(item)} are in use"
+        case _ if item.share_full:
+            held = f"{item.own} calls of the tenant to this vendor are in flight"
+            return f"{held}: its share of the {_slots(item)} (ECLUSE_TENANT_SLOTS_SHARE)"
         case _:
             return "about to be claimed"
+
+
+def _slots(item: Facts) -> str:
+    return f"{item.hands} worker slots of {'1 replica' if item.workers == 1 else f'{item.workers} replicas'}"
 
 
 def _execution(item: Facts) -> str:
@@ -202,7 +210,7 @@ def expected(item: Facts) -> datetime | None:
     position = item.position or 0
     if item.spacing is not None and item.next_free_at is not None:
         return max(start, item.next_free_at) + (item.permits_ahead or 0) * item.spacing
-    if start > item.now or (position == 0 and item.busy < item.hands):
+    if start > item.now or (position == 0 and item.busy < item.hands and not item.share_full):
         return start
     return item.now + timedelta(seconds=position / item.pace) if item.pace else None
 

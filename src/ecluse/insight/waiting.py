@@ -16,7 +16,6 @@ from typing import Any
 
 from ecluse.base.errors import NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.pools import SIZE, share
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.engine.model.roles import RUNS_AT_ONCE
 from ecluse.engine.runs.waiters import IN_FLIGHT, TREE
@@ -149,13 +148,18 @@ line AS MATERIALIZED (
     SELECT lane_id, tenant_id, max(ahead) + 1 AS n, max(taken)::float / (max(ahead) + 1) AS permits
     FROM place GROUP BY 1, 2),
 crew AS MATERIALIZED (
-    SELECT s.flow, s.stage, count(r.id)::int AS workers, coalesce(sum(r.hands), 0)::int AS hands,
-           coalesce(sum(c.busy), 0)::int AS busy
-    FROM (SELECT DISTINCT flow, stage FROM mine) s
+    SELECT s.flow, s.stage, s.tenant_id, s.base, count(r.id)::int AS workers,
+           coalesce(sum(r.hands), 0)::int AS hands, coalesce(sum(c.busy), 0)::int AS busy,
+           coalesce(sum(c.own), 0)::int AS own,
+           coalesce(bool_and(share_left(r.tenant_share, r.hands, c.own, c.busy - c.own) <= 0), false) AS share_full
+    FROM (SELECT DISTINCT m.flow, m.stage, m.tenant_id, l.base FROM mine m JOIN lane l ON l.id = m.lane_id) s
     LEFT JOIN replicas r ON r.state = 'live' AND s.flow || '/' || s.stage = ANY(r.work)
-    LEFT JOIN LATERAL (SELECT sum(in_flight) AS busy FROM claims
-                       WHERE replica_id = r.id AND in_flight > 0 AND lane_id IS NOT NULL) c ON true
-    GROUP BY s.flow, s.stage)
+    LEFT JOIN LATERAL (
+        SELECT coalesce(sum(c.in_flight), 0)::bigint AS busy,
+               coalesce(sum(c.in_flight) FILTER (WHERE u.tenant_id = s.tenant_id AND l.base = s.base), 0)::bigint AS own
+        FROM claims c JOIN lanes l ON l.id = c.lane_id JOIN runs u ON u.id = c.run_id
+        WHERE c.replica_id = r.id AND c.in_flight > 0) c ON true
+    GROUP BY s.flow, s.stage, s.tenant_id, s.base)
 SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.executions, m.crashes, m.suspicion,
        m.error_code, m.error, m.postponed_cause, m.postponed_why,
        (p.ahead + (SELECT coalesce(sum(least(o.n, p.ahead + 1)), 0) FROM line o
@@ -171,10 +175,11 @@ SELECT now, m.id, m.run_id, m.flow, m.stage, m.key, m.target, m.due_at, m.execut
        greatest(l.next_free_at, now) AS next_free_at, l.max_in_flight, l.in_flight,
        coalesce(l.failures >= l.break_after, false) AS probing, coalesce(m.group_key = ANY(l.full_keys), false)
            AS key_full,
-       l.max_per_key, w.workers, w.hands, w.busy, l.pace::float, coalesce(k.batch, 1) AS batch,
+       l.max_per_key, w.workers, w.hands, w.busy, w.own, w.share_full, l.pace::float, coalesce(k.batch, 1) AS batch,
        coalesce(k.permits, 1) AS permits, l.slowed_to, l.slowed_until,
        (%(budgets)s::jsonb ->> (m.flow || '/' || m.stage))::int AS budget
-FROM clock, mine m JOIN lane l ON l.id = m.lane_id JOIN crew w ON w.flow = m.flow AND w.stage = m.stage
+FROM clock, mine m JOIN lane l ON l.id = m.lane_id
+JOIN crew w ON (w.flow, w.stage, w.tenant_id, w.base) = (m.flow, m.stage, m.tenant_id, l.base)
 LEFT JOIN place i ON i.id = m.id LEFT JOIN place p ON p.id = i.leader
 LEFT JOIN call k ON k.name = m.flow || '/' || m.stage ORDER BY m.order_at, m.id
 """  # noqa: S608 - our own names
@@ -314,7 +319,7 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
     if run["stage"] is not None:
         return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to poll")
     steps = f"no stage is open: its own steps are under way ({run['phase'] or run['status']})"
-    if (others := await fetch_value(connection, LED_OF_TENANT, run) - 1) >= share(SIZE):
+    if (others := await fetch_value(connection, LED_OF_TENANT, run) - 1) > 0:
         steps += f", or wait for steps of the {others:,} other runs of the tenant that are led"
     return waits("gate", steps)
 

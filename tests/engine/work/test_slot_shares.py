@@ -9,6 +9,7 @@ import pytest
 
 from ecluse.engine import Done, Item, Lane, NewItem, Result, Start, WorkContext
 from ecluse.engine.model.shares import share_left
+from ecluse.insight.waiting import why_run
 from tests.support.engine_flows import flow, keys, stage, until
 from tests.support.runs import start_run
 
@@ -26,8 +27,9 @@ from tests.support.runs import start_run
         (150, 50, -38),  # held from when there were no others
     ],
 )
-def test_an_owner_may_take_its_share_of_what_the_others_leave(held, others, left):
+def test_an_owner_may_take_its_share_of_what_the_others_leave(held, others, left, query):
     assert share_left(0.75, 200, held, others) == left
+    assert query("SELECT share_left(0.75, 200, %s, %s)", held, others) == [(left,)]
 
 
 @pytest.mark.parametrize(("share", "slots"), [(0.05, 1), (1.0, 1), (0.05, 200)])
@@ -61,6 +63,18 @@ async def test_calls_of_a_tenant_that_hang_do_not_delay_another_tenant(start_kit
     await until(lambda: len(vendor.calls["good"]) == 10, seconds=10)
     assert vendor.calls["good"][-1] - begun < 1
     assert len(vendor.calls["bad"]) == answered + 15
+
+
+async def test_a_call_that_waits_for_a_slot_names_the_share_of_its_tenant(start_kit):
+    vendor = Vendor()
+    kit = await start_kit(f := flow(stage(vendor)), hands=20, tenant_share=0.75)
+    bad = await start_run(kit, Start(f, "bad", input={"targets": keys(100)}, tenant_id="bad"))
+    await until(lambda: len(vendor.calls["bad"]) == 15)
+    async with kit.pool.connection() as connection:
+        (waiting,) = (await why_run(connection, "bad", bad.run.id)).groups
+    own = "15 calls of the tenant to this vendor are in flight"
+    assert waiting.detail.startswith(f"{own}: its share of the 20 worker slots of 1 replica")
+    assert waiting.first_at is None
 
 
 async def test_a_tenant_whose_calls_to_one_vendor_hang_has_slots_for_another_vendor(start_kit):
@@ -98,4 +112,5 @@ async def test_the_lanes_of_a_tenant_beneath_one_base_have_one_share(start_kit, 
     await until(lambda: len(vendor.calls["good"]) == 3, seconds=10)
     assert len(vendor.calls["bad"]) == 15
     # The others are left to replicas with free slots.
-    assert query("SELECT count(*) FROM items WHERE tenant_id = 'bad' AND claim_id IS NOT NULL") == [(15,)]
+    claimed = "SELECT count(*) FROM items WHERE tenant_id = 'bad' AND claim_id IS NOT NULL"
+    await until(lambda: query(claimed) == [(15,)])

@@ -27,8 +27,8 @@ from ecluse.engine.runs.leases import RENEW
 log = structlog.get_logger(__name__)
 
 ENTER = """
-INSERT INTO replicas (id, host, pid, roles, work, batches, permits, hands)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+INSERT INTO replicas (id, host, pid, roles, work, batches, permits, hands, tenant_share)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 BEAT = "UPDATE replicas SET beat_at = clock_timestamp() WHERE id = %s AND state = 'live'"
 LEAVE = "UPDATE replicas SET state = 'left', ended_at = clock_timestamp() WHERE id = %s AND state = 'live'"
@@ -69,15 +69,15 @@ class Heartbeat:
         self._ticks = 0
         self._beaten_at = 0.0
 
-    def start(self, roles: list[str], work: Mapping[str, Stage], hands: int) -> None:
+    def start(self, roles: list[str], work: Mapping[str, Stage], hands: int, tenant_share: float) -> None:
         """Insert the row of this replica and start its heartbeat. `work`: the stages that its worker can execute, by
-        "flow/stage"; `hands`: the number of its worker slots."""
+        "flow/stage"; `hands`: the number of its worker slots; `tenant_share`: one tenant's share of them, and of the runs
+        that it leads."""
         calls = ([stage.batch for stage in work.values()], [stage.permits for stage in work.values()])
         with self._connect() as connection:
             self._beaten_at = time.monotonic()
-            connection.execute(
-                ENTER, (self._replica, socket.gethostname(), os.getpid(), roles, list(work), *calls, hands)
-            )
+            itself = (self._replica, socket.gethostname(), os.getpid())
+            connection.execute(ENTER, (*itself, roles, list(work), *calls, hands, tenant_share))
         self._start("heartbeat", self._keep_beating, self._beat)
 
     @property
