@@ -269,3 +269,11 @@ async def test_without_an_audit_config_a_run_makes_no_transcripts(automate):
     assert world.query("SELECT count(*) FROM runs WHERE flow = 'transcription'") == [(0,)]
     assert world.query("SELECT count(*) FROM paid_calls") == [(0,)]
     assert len(log_rows(world, run["id"], "No audit configs resolved")) == 1
+
+
+@pytest.mark.req("AUT-116")
+async def test_a_run_whose_fiches_are_all_ignored_misses_no_audit_config(automate):
+    world = await automate()
+    run = await world.run_over("9300", "9301")
+    assert (run["status"], run["ignored_fiches"], run["failed_fiches"]) == ("completed", 2, 0)
+    assert log_rows(world, run["id"], "No audit configs resolved") == []

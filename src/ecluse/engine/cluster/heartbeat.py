@@ -71,8 +71,8 @@ class Heartbeat:
 
     def start(self, roles: list[str], work: Mapping[str, Stage], hands: int, tenant_share: float) -> None:
         """Insert the row of this replica and start its heartbeat. `work`: the stages that its worker can execute, by
-        "flow/stage"; `hands`: the number of its worker slots; `tenant_share`: one tenant's share of them, and of the runs
-        that it leads."""
+        "flow/stage"; `hands`: the number of its worker slots; `tenant_share`: one tenant's share of them, and of the
+        runs that it leads."""
         calls = ([stage.batch for stage in work.values()], [stage.permits for stage in work.values()])
         with self._connect() as connection:
             self._beaten_at = time.monotonic()

@@ -69,13 +69,10 @@ def _failed(fiche_id: str, text: str, why: str | None) -> Settled:
     return Settled(fiche_id, "failed", "DETAILS_NOT_FETCHED", f"{text}: {why}" if why else text)
 
 
-async def decide(
-    connection: Connection, run: Run, default_limit: int | None, otherwise: Settled | None = None
-) -> tuple[int, int]:
+async def decide(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
     """Judge all open fiches of the run: store how many recordings each has, settle those that do not continue, and log
-    the counts. A step of the story. `default_limit` applies where the selection sets no maximum of recordings;
-    `otherwise`: the outcome of those that would continue, if none can. Return the numbers of open and failed fiches, as
-    `left` does."""
+    the counts. `default_limit` applies where the selection sets no maximum of recordings. Return the numbers of open
+    and failed fiches, as `left` does."""
     async with connection.transaction():
         wanted = await snapshot.load(connection, run)
         limit = wanted.selection.max_recordings_per_fiche or default_limit
@@ -83,8 +80,6 @@ async def decide(
         known = await states(connection, run.tenant_id, fiche_ids)
         why: dict[str, str] = dict(await fetch_rows(connection, WHY, (run.id, FETCH)))
         verdicts = [judge(one, known.get(one), wanted.selection, limit, why.get(one)) for one in fiche_ids]
-        if otherwise is not None:
-            verdicts = [found or otherwise._replace(target=one) for one, found in zip(fiche_ids, verdicts, strict=True)]
         settled = [verdict for verdict in verdicts if verdict is not None]
         await _keep(connection, run, list(known.values()))
         await settle_targets(connection, run, settled)

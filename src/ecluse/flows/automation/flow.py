@@ -263,20 +263,13 @@ async def _fetches(stage: Stage, connection: Connection, run: Run) -> list[NewIt
 async def _filter(connection: Connection, run: Run, default_limit: int | None) -> tuple[int, int]:
     """Judge the fiches of the run (see `eligibility.decide`). Without an audit config for its audits, those that would
     go on fail, before transcripts are paid for."""
-    wanted = await snapshot.load(connection, run)
-    unaudited = wanted.run_audits and not (found := await _configs(connection, run, wanted)).configs
-    if unaudited:
-        await _note_configs(connection, run, found)
-    return await eligibility.decide(connection, run, default_limit, UNAUDITED if unaudited else None)
-
-
-async def _resolve(connection: Connection, run: Run) -> int:
-    """Resolve the audit configs of the run, store them, and return their number. Without any, all open fiches fail."""
-    found = await _configs(connection, run, await snapshot.load(connection, run))
-    await _note_configs(connection, run, found)
-    if not found.configs:
-        await eligibility.settle_open(connection, run, UNAUDITED)
-    return len(found.configs)
+    async with connection.transaction():
+        left = await eligibility.decide(connection, run, default_limit)
+        wanted = await snapshot.load(connection, run)
+        if not left[0] or not wanted.run_audits or (await _configs(connection, run, wanted)).configs:
+            return left
+        await _resolve(connection, run)
+        return await eligibility.left(connection, run)
 
 
 async def _configs(connection: Connection, run: Run, wanted: snapshot.Snapshot) -> configs.Resolved:
@@ -285,8 +278,10 @@ async def _configs(connection: Connection, run: Run, wanted: snapshot.Snapshot) 
     return await configs.resolve_configs(connection, run.tenant_id, *given)
 
 
-async def _note_configs(connection: Connection, run: Run, found: configs.Resolved) -> None:
-    """Store the audit configs of the run with it, and log what is missing."""
+async def _resolve(connection: Connection, run: Run) -> int:
+    """Resolve the audit configs of the run, store them, log what is missing, and return their number. Without any, all
+    open fiches fail."""
+    found = await _configs(connection, run, await snapshot.load(connection, run))
     if found.unknown or found.inactive:
         message = "Some audit configs do not exist or are not active: left out"
         await events.log_line(connection, run, message, "warning", unknown=found.unknown, inactive=found.inactive)
@@ -294,6 +289,8 @@ async def _note_configs(connection: Connection, run: Run, found: configs.Resolve
     await snapshot.add(connection, run, audit_configs=named)
     if not found.configs:
         await events.log_line(connection, run, NO_CONFIGS, "error")
+        await eligibility.settle_open(connection, run, UNAUDITED)
+    return len(found.configs)
 
 
 async def _audits(model: str | None, stage: Stage, connection: Connection, run: Run) -> list[NewItem]:
