@@ -102,7 +102,7 @@ surface.listing(
     check=exists,
     list_items="List the items of a run, by stage and key; without results of more than 10,000 bytes.",
     command=Command(
-        "runs items", columns=("stage", "key", "status", "in_flight", "executions", "error_code", "finished_at")
+        "runs items", columns=("id", "stage", "key", "status", "in_flight", "executions", "error_code", "finished_at")
     ),
 )
 
