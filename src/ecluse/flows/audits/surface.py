@@ -169,8 +169,8 @@ ConfigNumber = Annotated[int, Noun("audit config")]
 
 CONFIG.lists(
     CONFIGS,
-    list_configs="List the audit configs of the tenant, by id, without their steps and prompts. A key of a narrower scope"
-    " gets the same list.",
+    list_configs="List the audit configs of the tenant, by id, without their steps and prompts. A key of a narrower"
+    " scope gets the same list.",
     columns=("id", "version", "run_automatically", "is_active", "step_count", "name"),
     empty="no configs yet: `ecluse audits configs create`",
 )
