@@ -8,7 +8,7 @@ import json
 import psycopg
 import pytest
 
-from ecluse.flows.audits.surface import AUDITS, CONFIGS, AuditInFull, ConfigRow, StartedAudit
+from ecluse.flows.audits.surface import AUDITS, CONFIGS, AuditInFull, ConfigInFull, StartedAudit
 from tests.api.narrow import narrow
 from tests.support.api_server import add_tenant, new_key
 from tests.support.fiche_rows import call, details, save
@@ -54,7 +54,7 @@ def ask(dsn, sql, *parameters):
 def new_config(client, **given):
     answer = client.post("/api/audit-configs", {"name": "Compliance", "steps": STEPS, **given})
     assert answer.status == 201, answer.body
-    return ConfigRow.model_validate(answer.json)
+    return ConfigInFull.model_validate(answer.json)
 
 
 def started(client, fiche, config, **options):
@@ -70,9 +70,10 @@ def test_a_config_is_added_shown_listed_and_changed_into_a_new_version(shared_ap
     made = new_config(shared_api, description="d", system_prompt="s", model="m", run_automatically=True)
     assert (made.version, made.is_active, made.run_automatically, made.tenant_id) == (1, True, True, "default")
     path = f"/api/audit-configs/{made.id}"
-    assert ConfigRow.model_validate(shared_api.get(path).json) == made
+    assert ConfigInFull.model_validate(shared_api.get(path).json) == made
     page = CONFIGS.page.model_validate(shared_api.get("/api/audit-configs?limit=200").json)
-    assert made in page.configs
+    [row] = [one for one in page.configs if one.id == made.id]
+    assert row.model_dump() == made.model_dump(exclude={"steps", "system_prompt"}) | {"step_count": 1}
     changes = [
         ({"is_active": False, "run_automatically": False}, 1),
         ({"name": "Compliance"}, 1),
@@ -84,7 +85,7 @@ def test_a_config_is_added_shown_listed_and_changed_into_a_new_version(shared_ap
     for change, version in changes:
         answer = shared_api.ask("PATCH", path, change)
         assert (answer.status, answer.json["version"]) == (200, version), answer.body
-    now = ConfigRow.model_validate(shared_api.get(path).json)
+    now = ConfigInFull.model_validate(shared_api.get(path).json)
     assert (now.name, len(now.steps), now.model, now.system_prompt, now.is_active) == ("Conformity", 2, None, "s", True)
     kept = ask(
         shared_dsn,

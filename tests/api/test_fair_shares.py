@@ -25,6 +25,12 @@ SLOW = "CREATE VIEW run_log AS SELECT h.* FROM (SELECT pg_sleep(30)) s LEFT JOIN
 SLEEPING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
 WAKE = SLEEPING.replace("count(*)", "pg_cancel_backend(pid)")
 START = {"flow": "test", "input": {"targets": ["a"]}}
+ITEMS = """
+WITH lane AS (INSERT INTO lanes (name) VALUES ('lane') ON CONFLICT (name) DO UPDATE SET name = 'lane' RETURNING id)
+INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at, result)
+SELECT 'default', %(run)s, 'test', 'work', n, n, lane.id, ecluse_now(), to_jsonb(repeat('x', %(bytes)s))
+FROM lane, generate_series(1, %(count)s) n
+"""
 
 
 @pytest.fixture
@@ -145,27 +151,27 @@ def test_a_large_body_that_waits_too_long_for_its_turn_is_told_which_limit_it_me
 
 @pytest.fixture(scope="module")
 def large(databases):
-    """A server with audit configs of 250 kB each, and answers of at most a megabyte."""
+    """A server with answers of at most a megabyte, and the path of a list of 200 items with results of 9 kB each."""
     with databases.one() as dsn, serving(dsn, FLOW, ECLUSE_LIMIT_ANSWER_MEGABYTES=1) as client:
-        steps = [{"name": f"step {n}", "criteria": 5_000 * "x"} for n in range(50)]
         client = client.with_key(new_key(dsn))
-        for n in range(5):
-            assert client.post("/api/audit-configs", {"name": f"config {n}", "steps": steps}).status == 201
-        yield client
+        run_id = client.post("/api/runs", START).json["run_id"]
+        with psycopg.connect(dsn) as connection:
+            connection.execute(ITEMS, {"run": run_id, "count": 200, "bytes": 9_000})
+        yield client, f"/api/runs/{run_id}/items"
 
 
 def test_an_answer_has_a_limit_of_bytes_and_says_how_to_ask_for_less(large):
-    refused = large.get("/api/audit-configs")
+    client, path = large
+    refused = client.get(f"{path}?limit=200")
     assert (refused.status, refused.code) == (422, "ANSWER_TOO_LARGE")
     assert "limit" in refused.json["error"]["message"]
-    assert [one["name"] for one in large.get("/api/audit-configs?limit=3").json["configs"]] == [
-        "config 0", "config 1", "config 2",
-    ]  # fmt: skip
+    assert [one["key"] for one in client.get(f"{path}?limit=3").json["items"]] == ["1", "10", "100"]
 
 
 def test_a_large_answer_is_compressed_for_those_who_accept_it(large):
-    plain = large.get("/api/audit-configs?limit=3")
-    squeezed = large.get("/api/audit-configs?limit=3", headers={"Accept-Encoding": "gzip"})
+    client, path = large
+    plain = client.get(path)
+    squeezed = client.get(path, headers={"Accept-Encoding": "gzip"})
     assert (plain.headers["Content-Encoding"], squeezed.headers["Content-Encoding"]) == (None, "gzip")
     assert len(squeezed.body) < len(plain.body) // 10
     assert json.loads(gzip.decompress(squeezed.body)) == plain.json

@@ -133,8 +133,14 @@ INSERT INTO leases (tenant_id, key, fence, owner, ttl, acquired_at, expires_at)
 VALUES ('default', 'fiche:7', %s, 'somebody', '2 hours', ecluse_now(), ecluse_now() + interval '2 hours')
 """
 SPARE = """
-WITH lane AS (INSERT INTO lanes (name) VALUES ('matrix') ON CONFLICT DO NOTHING),
+WITH lane AS (
+    INSERT INTO lanes (name) VALUES ('matrix') ON CONFLICT (name) DO UPDATE SET name = 'matrix' RETURNING id),
 run AS (UPDATE runs SET selected = 1 WHERE id = %(id)s AND ended_at IS NULL),
+item AS (
+    INSERT INTO items (id, tenant_id, run_id, flow, stage, key, target, lane_id, due_at, status, finished_at)
+    OVERRIDING SYSTEM VALUE
+    SELECT %(id)s, 'default', %(id)s, 'test', 'work', 'a', '', id, ecluse_now(), 'succeeded', ecluse_now() FROM lane
+    ON CONFLICT DO NOTHING),
 target AS (INSERT INTO outcomes (run_id, target) VALUES (%(id)s, %(id)s) ON CONFLICT DO NOTHING),
 budget AS (
     INSERT INTO budgets (id, tenant_id, scope, subject_id, period, amount, created_at, updated_at)
@@ -295,6 +301,7 @@ def something(shared_api, shared_dsn):
     fences = itertools.count(1)
     with psycopg.connect(shared_dsn, autocommit=True) as connection:
         for table in (
+            "items",
             "audits",
             "audit_configs",
             "notification_endpoints",

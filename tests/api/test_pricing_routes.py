@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ecluse.flows.connections.project_surface import PROJECTS, ProjectRow
-from ecluse.flows.pricing.surface import RULES, RuleRow
+from ecluse.flows.pricing.surface import RULES, RuleInFull
 from tests.support.api_server import Client, add_tenant, new_key, serving
 from tests.support.session import Session
 
@@ -19,7 +19,7 @@ PATH, OF_RULES = "/api/pricing/projects", "/api/pricing/rules"
 TENANTS = count()
 SALE = {
     "name": "Sale",
-    "selection": {"tags": ["summer"], "price_from": 500},
+    "selection": {"products": ["7", "8"], "tags": ["summer"], "price_from": 500},
     "change": {"kind": "percent", "percent": "-15"},
     "ending": "99",
     "floor": 300,
@@ -158,11 +158,13 @@ def test_a_deleted_project_takes_its_rules_and_its_token_with_it(client, sandbox
 def test_a_rule_is_created_shown_listed_changed_and_deleted(client, project):
     made = client.post(OF_RULES, {**SALE, "project_id": project})
     assert made.status == 201, made.json
-    row = RuleRow.model_validate(made.json)
+    row = RuleInFull.model_validate(made.json)
     assert (row.project_id, row.version, row.ending, row.floor, row.cap) == (project, 1, "99", 300, None)
     assert row.selection.tags == ["summer"]
     assert client.get(f"{OF_RULES}/{row.id}").json == made.json
-    assert RULES.page.model_validate(client.get(f"{OF_RULES}?project_id={project}").json).rules == [row]
+    [listed] = RULES.page.model_validate(client.get(f"{OF_RULES}?project_id={project}").json).rules
+    counted = {**row.selection.model_dump(exclude={"products"}), "products_given": 2}
+    assert listed.model_dump() == row.model_dump() | {"selection": counted}
     assert client.get(f"{OF_RULES}?project_id=999").json["rules"] == []
     path = f"{OF_RULES}/{row.id}"
     for change, version in (

@@ -59,7 +59,9 @@ def run(client: Client, rule: str) -> Any:
 
 @pytest.mark.req("PRC-77", "PRC-03", "PRC-73", "G-35")
 def test_a_rule_is_previewed_queued_reconciled_and_rolled_back(client, run):
-    RuleRunShown.model_validate(run)
+    assert RuleRunShown.model_validate(run).rule["selection"]["products"] == TERMS["selection"]["products"]
+    [listed] = RUNS.page.model_validate(client.get(ALL).json).runs
+    assert (listed.id, listed.rule_id) == (run["id"], run["rule_id"])
     path = f"{ALL}/{run['id']}"
     assert (run["status"], run["counts"], run["source"]) == ("PREVIEW", {"PREVIEW": 10}, "api")
     assert client.post(f"{path}/queue", {"plan_hash": "0" * 64}).code == "CONFLICT"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from structlog.testing import capture_logs
 
 from ecluse.api import shapes
@@ -21,6 +24,11 @@ item AS (
     INSERT INTO items (tenant_id, run_id, flow, stage, key, target, lane_id, due_at)
     SELECT 'default', %(run)s, 'test', 'work', t, t, lane.id, ecluse_now() FROM lane, unnest(%(targets)s::text[]) t)
 INSERT INTO outcomes (run_id, target) SELECT %(run)s, unnest(%(targets)s::text[])
+"""
+FAILED = """
+INSERT INTO attempts (run_id, item_id, event_id, round, execution, at, replica_id, error_code, error, ambiguous)
+SELECT run_id, id, 'e', 0, 1, ecluse_now(), 'r', 'TIMEOUT', 'no answer', true FROM items
+WHERE run_id = %(run)s AND key = %(key)s
 """
 
 
@@ -165,6 +173,40 @@ def test_a_run_whose_flow_is_not_loaded_here_cannot_be_ended_here(api, started, 
     answer = api.post(f"/api/runs/{started}/end", {"reason": "x"})
     assert (answer.status, answer.code) == (409, "FLOW_NOT_LOADED")
     assert "'elsewhere'" in answer.json["error"]["message"]
+
+
+RESULT_OF = "UPDATE items SET result = %s WHERE key = %s"
+# Of 10,000 bytes with its quotes, of one more, as many that are stored in a few, and of many that are not.
+SIZED = {"a": "x" * 9_998, "b": "x" * 9_999, "c": "x" * 500_000, "d": secrets.token_hex(20_000), "e": None}
+
+
+def test_large_results_are_left_out_of_the_list_of_items_and_shown_with_a_single_one(api, dsn, started):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(RESULTS, {"run": started, "targets": list(SIZED)})
+        connection.cursor().executemany(RESULT_OF, [(Jsonb(text), key) for key, text in SIZED.items() if text])
+    items = ITEMS.page.model_validate(api.get(f"/api/runs/{started}/items").json).items
+    assert {item.key: item.result for item in items} == {**dict.fromkeys(SIZED), "a": SIZED["a"]}
+    assert {item.key for item in items if item.result_bytes} == {"a", "b", "c", "d"}
+    assert next(item.result_bytes for item in items if item.key == "d") > 20_000
+    for item in items:
+        one = shapes.ItemInFull.model_validate(api.get(f"/api/runs/{started}/items/{item.id}").json)
+        assert (one.key, one.result, one.attempts) == (item.key, SIZED[item.key], [])
+
+
+def test_an_item_is_shown_with_its_attempts_and_found_in_its_own_run_only(api, dsn, started, one):
+    other = api.post("/api/runs", {"flow": "test", "key": "other"}).json["run_id"]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(RESULTS, {"run": started, "targets": ["a", "b"]})
+        connection.execute(FAILED, {"run": started, "key": "a"})
+    item = one("SELECT id FROM items WHERE key = 'a'")
+    shown = shapes.ItemInFull.model_validate(api.get(f"/api/runs/{started}/items/{item}").json)
+    assert [attempt.error_code for attempt in shown.attempts] == ["TIMEOUT"]
+    add_tenant(dsn, "rival")
+    rival = api.with_key(new_key(dsn, "admin", "rival"))
+    for client, path in ((api, f"{other}/items/{item}"), (api, f"{started}/items/{item + 1000}")):
+        refused = client.get(f"/api/runs/{path}")
+        assert (refused.status, refused.code) == (404, "NOT_FOUND")
+    assert rival.get(f"/api/runs/{started}/items/{item}").json["error"]["message"] == f"There is no run {started}."
 
 
 @pytest.mark.req("ENG-106", "G-32")

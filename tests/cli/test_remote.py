@@ -59,13 +59,9 @@ def test_a_thing_is_made_listed_shown_changed_and_deleted(operator):
     assert (made["name"], made["run_automatically"], made["model"]) == ("Sales\x1b[2J", False, "m")
     listed = operator("audits", "configs", "list")
     head, *rows = listed.out.splitlines()
-    assert head.split() == ["id", "version", "run", "automatically", "is", "active", "name"]
-    assert next(row for row in rows if row.split()[0] == made["id"]).split()[1:] == [
-        "1",
-        "no",
-        "yes",
-        "Sales\\u001b[2J",
-    ]
+    assert head.split() == ["id", "version", "run", "automatically", "is", "active", "step", "count", "name"]
+    row = next(row for row in rows if row.split()[0] == made["id"])
+    assert row.split()[1:] == ["1", "no", "yes", "1", "Sales\\u001b[2J"]
     shown = operator("audits", "configs", "show", made["id"]).out
     assert re.search(r"^model +m$", shown, re.MULTILINE)
     assert re.search(r"^steps:\n  name +weight +criteria +max score\n  Consent +2\.0 +agrees +10$", shown, re.MULTILINE)

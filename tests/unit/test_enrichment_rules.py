@@ -233,6 +233,11 @@ def test_each_field_has_the_first_source_of_its_order() -> None:
     assert without["directors"]["source"] == "API_RECHERCHE_ENTREPRISES"
 
 
+def test_a_legal_name_has_an_end() -> None:
+    assert card.legal_name(merged(SEARCH={"legal_name": "S" * 501})) == "S" * 499 + "…"
+    assert card.legal_name(merged(SEARCH={"legal_name": "S" * 500})) == "S" * 500
+
+
 @pytest.mark.req("G-68")
 def test_a_source_that_fails_erases_nothing() -> None:
     later = NOW + timedelta(days=31)

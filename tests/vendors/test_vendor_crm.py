@@ -166,6 +166,13 @@ async def test_a_broken_sales_row_is_reported_and_the_others_are_kept(row: Any, 
     assert skipped.startswith(f"sales row 2: {said}")
 
 
+async def test_a_long_name_of_a_groupe_is_cut() -> None:
+    rows = [{"id": "1", "groupe": "g" * 201}, {"id": "2", "groupe": "g" * 200}, {"id": "3", "groupe": ""}]
+    cut = "g" * 199 + "…"
+    assert [fiche.groupe for fiche in (await sales_from(rows)).fiches] == [cut, "g" * 200, None]
+    assert (await fiche_from({"success": True, "information": {"groupe": "g" * 201}, "recordings": []})).groupe == cut
+
+
 async def test_a_row_without_an_id_at_the_sandbox_is_reported(crm: Crm) -> None:
     sales = await crm.sales(date(2026, 3, 13))
     assert sales.skipped == [f"sales row {len(sales.fiches) + 1}: id: Field required"]

@@ -55,14 +55,18 @@ async def refused_with(status: int, body: Any, headers: dict[str, str] | None = 
     return error
 
 
-async def answered_with(choices: Any, usage: Any = None) -> Completion[float]:
-    body = json.dumps({"model": "m-2026", "choices": choices, "usage": usage}).encode()
+async def answered_with(choices: Any, usage: Any = None, model: str = "m-2026") -> Completion[float]:
+    body = json.dumps({"model": model, "choices": choices, "usage": usage}).encode()
     async with raw_server(answers(response(body))) as server, client_of(server.port, deadline=30) as http:
         return await ask(Llm(http, "k", model="m", prices=Prices(other=Price(Decimal(1), Decimal(2)))))
 
 
 def choice(content: Any = '{"score": 3}', refusal: Any = None, why: str = "stop") -> list[dict[str, Any]]:
     return [{"message": {"content": content, "refusal": refusal}, "finish_reason": why}]
+
+
+async def test_a_long_name_of_the_model_that_answered_is_cut() -> None:
+    assert (await answered_with(choice(), model="m" * 201)).model == "m" * 199 + "…"
 
 
 async def test_a_question_is_answered_by_the_schema_and_its_tokens_are_counted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.price_list import PriceListShop
 from ecluse.vendors.shopify import PAGE, Shopify
 from ecluse.vendors.shops import CRITICAL, Shop, ShopFacts, is_429_error
-from tests.support.raw_server import NOW
+from tests.support.raw_server import NOW, answers, client_of, raw_server, response
 
 PRODUCT, FIRST, SECOND = (
     "gid://shopify/Product/1",
@@ -163,6 +164,34 @@ async def test_prices_in_another_currency_than_the_project_s_are_an_error(sandbo
         with pytest.raises(PermanentError) as caught:
             await Shopify(http, "JPY").catalogue(None)
     assert caught.value.code == "CURRENCY_MISMATCH"
+
+
+def listed(number: int, **given: Any) -> dict[str, Any]:
+    """A variant in a page of Shopify's catalogue, or an article of the price list."""
+    of_shop = {"id": str(number), "displayName": "n", "price": "1.00", "product": {"id": "1", "tags": []}}
+    return {"sku": str(number), "name": "n", "price": "1.00", "currency": "EUR", "version": 1, **of_shop, **given}
+
+
+def catalogue(*rows: dict[str, Any]) -> dict[str, Any]:
+    """An answer with this catalogue, for either kind of shop."""
+    page = {"nodes": rows, "pageInfo": {"hasNextPage": False, "endCursor": None}}
+    return {"data": {"productVariants": page}, "articles": rows, "total": len(rows), "offset": 0, "limit": 250}
+
+
+@pytest.mark.parametrize("kind", [Shopify, PriceListShop])
+async def test_long_titles_of_a_shop_are_cut_and_long_ids_are_refused(kind: Any) -> None:
+    async def read(**given: Any) -> Any:
+        raw = response(json.dumps(catalogue(listed(1), listed(2, **given))).encode())
+        async with raw_server(answers(raw)) as server, client_of(server.port, deadline=2) as http:
+            return (await kind(http, "EUR").catalogue(None)).variants[1]
+
+    long = "n" * 501
+    assert (await read(displayName=long, name=long)).title == "n" * 499 + "…"
+    assert (await read(id="1" * 500, sku="1" * 500)).id == "1" * 500
+    for field in ("product", "id") if kind is Shopify else ("sku",):
+        with pytest.raises(TransientError) as caught:
+            await read(**{field: {"id": "1" * 501, "tags": []} if field == "product" else "1" * 501})
+        assert caught.value.code == "BAD_ANSWER", field
 
 
 async def test_the_price_list_is_a_shop_of_one_article_per_call(

@@ -22,6 +22,7 @@ from tests.web.conftest import aside, unreadable
 pytestmark = pytest.mark.long
 
 MANY, MOST = 10_000, 0.05  # targets, seconds
+NAME_PRODUCTS = 'UPDATE pricing_rules SET selection = selection || \'{"products": ["a", "b"]}\' WHERE project_id = %s'
 EVIL = '<script>alert("x")</script>'
 
 
@@ -61,7 +62,7 @@ def test_a_run_of_the_engine_says_which_execution_it_is_and_leads_to_its_rule_ru
     assert f'<a href="/ui/pricing/runs/{run}">{words}</a>' in reader.get(f"/ui/runs/{execution}").body.decode()
 
 
-def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn):
+def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, operator, pages_dsn, fill):
     project, run, preview = made(pages_dsn, name="Listed")
     shown = operator.shown("/ui/pricing/projects")
     assert "Listed shopify https://shop.example EUR" in shown
@@ -70,6 +71,8 @@ def test_projects_rules_and_runs_are_listed_and_lead_to_each_other(reader, opera
     rules = operator.shown("/ui/pricing/rules")
     assert f"Sale {EVIL} Listed prices from 0.00 EUR by -10 % any 1" in rules
     assert EVIL not in operator.get("/ui/pricing/rules").body.decode()
+    fill(NAME_PRODUCTS, project)
+    assert "2 products, prices from 0.00 EUR" in operator.shown("/ui/pricing/rules")
     runs = operator.shown(f"/ui/pricing?project={project}")
     assert f"Rule run #{run} PARTIAL Listed 4 0 key 7" in runs
     assert f"Rule run #{preview} PREVIEW Listed" in runs

@@ -55,6 +55,14 @@ def test_runs_of_fiches_show_recordings_transcripts_and_audits_of_a_target(reade
     assert f"Compliance #{audit_id} of this run completed 90.00" in shown
 
 
+def test_configs_are_listed_with_the_number_of_their_steps(reader, fill):
+    made = fill(
+        "INSERT INTO audit_configs (tenant_id, name, steps, created_at, updated_at)"
+        """ VALUES ('default', 'Counted', '[{"name": "a"}, {"name": "b"}]', ecluse_now(), ecluse_now()) RETURNING id"""
+    )
+    assert f"Counted #{made} active 2 " in reader.shown("/ui/audits")
+
+
 def test_an_audit_is_shown_in_full_and_found_by_its_fiche(reader, audited):
     audit_id = audited("171234")
     full = reader.shown(f"/ui/audits/{audit_id}")

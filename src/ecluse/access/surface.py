@@ -5,7 +5,7 @@ pages.
     surface = Surface("audits")
     surface.listing("/api/audits", AUDITS, list_audits="List audits, the newest first.", command=Command("audits list"))
 
-    @surface.operation("POST", "/api/audit-configs", needs="audits.write", answer=ConfigRow, status=201,
+    @surface.operation("POST", "/api/audit-configs", needs="audits.write", answer=ConfigInFull, status=201,
                        action="audit_config.create", subject="audit_config:{id}")
     async def create_config(act: Act, body: NewConfig) -> Row: ...
 

@@ -13,14 +13,24 @@ from ecluse.access.commands import Command
 from ecluse.access.envelope import Refused
 from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Act, Look, Noun, Surface
-from ecluse.access.wire import Filter, IdFilter, Instant, Limit, Offset, Order, TargetFilter, with_ids_as_text
+from ecluse.access.wire import (
+    Filter,
+    IdFilter,
+    Instant,
+    Limit,
+    Offset,
+    Order,
+    TargetFilter,
+    id_as_text,
+    with_ids_as_text,
+)
 from ecluse.api import shapes
 from ecluse.api.flows import named, run_of
 from ecluse.base.errors import InvalidInput
 from ecluse.db.query import Row
 from ecluse.engine import Start, require_budget, start_runs
 from ecluse.engine.work.completion import end_by_operator
-from ecluse.insight import run_queries
+from ecluse.insight import run_queries, targets
 from ecluse.insight.previews import preview_end
 from ecluse.insight.remarks import remarks
 from ecluse.insight.waiting import why, why_run
@@ -56,7 +66,7 @@ RUNS = Listing("runs", shapes.RunRow, "runs", "runs.read", filters=RunFilters)
 ITEMS = Listing(
     "items",
     shapes.ItemRow,
-    "run_items",
+    targets.LISTED_ITEMS,
     "runs.read",
     filters=ItemFilters,
     order=("stage", "key"),
@@ -90,9 +100,9 @@ surface.listing(
     "/api/runs/{run_id}/items",
     ITEMS,
     check=exists,
-    list_items="List the items of a run, by stage and key.",
+    list_items="List the items of a run, by stage and key; without results of more than 10,000 bytes.",
     command=Command(
-        "runs items", columns=("stage", "key", "status", "in_flight", "executions", "error_code", "finished_at")
+        "runs items", columns=("id", "stage", "key", "status", "in_flight", "executions", "error_code", "finished_at")
     ),
 )
 
@@ -102,6 +112,14 @@ async def show_run(look: Look, run_id: RunId) -> Row:
     """Show one run in full, with its stages and their counts, and its outcomes by reason."""
     run = await run_queries.show_run(look.connection, look.tenant, run_id)
     return {**run, "redrives": [str(one) for one in run["redrives"]]}
+
+
+@surface.read(
+    "/api/runs/{run_id}/items/{item_id}", needs="runs.read", answer=shapes.ItemInFull, command=Command("runs item")
+)
+async def show_item(look: Look, run_id: RunId, item_id: Annotated[int, Noun("item")]) -> Row:
+    """Show one item of a run with its whole result and its first 200 attempts."""
+    return id_as_text(await targets.show_item(look.connection, look.tenant, run_id, item_id))
 
 
 @surface.read("/api/runs/{run_id}/waiting", needs="runs.read", answer=shapes.WaitingPage, command=WHY)

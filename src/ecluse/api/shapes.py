@@ -75,7 +75,7 @@ class RunInFull(RunRow):
     cost_reserved: str | None = Field(description="Reserved for paid calls in flight; null: there are none.")
 
 
-class ItemRow(Shape):
+class ItemFacts(Shape):
     id: Id
     event_id: str
     stage: str
@@ -90,9 +90,35 @@ class ItemRow(Shape):
     crashes: int
     error_code: str | None
     error: str | None
-    result: Any
     due_at: datetime
     finished_at: datetime | None
+
+
+class ItemRow(ItemFacts):
+    result: Any = Field(description="Null if it is larger than 10,000 bytes: a single item has it.")
+    result_bytes: int | None = Field(description="Size of the result as stored, which may be compressed.")
+
+
+class Attempt(Shape):
+    """A failed or ambiguous execution of an item."""
+
+    event_id: str
+    round: int
+    execution: int
+    at: datetime
+    replica_id: str
+    error_code: str
+    error: str
+    http_status: int | None
+    ambiguous: bool = Field(description="The vendor may have applied the call.")
+    maybe_paid: bool | None = Field(description="A paid call was repeated although its first answer may exist.")
+    outage: bool | None = Field(description="The vendor was down: no execution was used up.")
+    retry_at: datetime | None
+
+
+class ItemInFull(ItemFacts):
+    result: Any
+    attempts: list[Attempt] = Field(description="The first 200.")
 
 
 class WaitingRow(Shape):

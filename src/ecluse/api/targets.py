@@ -12,7 +12,7 @@ from ecluse.access.listing import Filters, Listing, Where
 from ecluse.access.surface import Look, Noun, Surface
 from ecluse.access.wire import Filter, Shape, TargetFilter, with_ids_as_text
 from ecluse.api.runs import exists
-from ecluse.api.shapes import Id, ItemRow, LogRow, WaitingRow
+from ecluse.api.shapes import Id, ItemInFull, LogRow, WaitingRow
 from ecluse.base.errors import NotFound
 from ecluse.base.text import storable
 from ecluse.db.query import Row, fetch_value
@@ -51,27 +51,6 @@ class TargetRunRow(TargetRow):
     state: State
     created_at: datetime
     ended_at: datetime | None
-
-
-class Attempt(Shape):
-    """A failed or ambiguous execution of an item."""
-
-    event_id: str
-    round: int
-    execution: int
-    at: datetime
-    replica_id: str
-    error_code: str
-    error: str
-    http_status: int | None
-    ambiguous: bool = Field(description="The vendor may have applied the call.")
-    maybe_paid: bool | None = Field(description="A paid call was repeated although its first answer may exist.")
-    outage: bool | None = Field(description="The vendor was down: no execution was used up.")
-    retry_at: datetime | None
-
-
-class ItemInFull(ItemRow):
-    attempts: list[Attempt]
 
 
 class Effect(Shape):

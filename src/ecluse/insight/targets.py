@@ -22,13 +22,22 @@ SELECT o.run_id, o.target, o.outcome, o.error_code, o.reason, o.effect_may_exist
 FROM outcomes o LEFT JOIN ({EXPECTED} AND target = %(target)s) e ON e.target = o.target
 WHERE o.run_id = %(run)s AND o.target = %(target)s
 """  # noqa: S608 - our own words
+ITEM_FACTS = """id, event_id, stage, key, target, lane, status, in_flight, permanent, round, executions, crashes,
+       error_code, error, due_at, finished_at"""
+LARGEST_LISTED = 10_000  # bytes of a result
+# Larger results stay in the database. What is large as stored is not unpacked: a list may skip thousands of rows.
+LISTED_ITEMS = f"""(
+    SELECT tenant_id, run_id, {ITEM_FACTS}, pg_column_size(result) AS result_bytes,
+           CASE WHEN pg_column_size(result) <= {LARGEST_LISTED} AND octet_length(result::text) <= {LARGEST_LISTED}
+                THEN result END AS result
+    FROM run_items)"""  # noqa: S608 - our own names
+ITEM = f"SELECT {ITEM_FACTS}, result FROM run_items WHERE run_id = %(run)s AND id = %(item)s"  # noqa: S608
 # Items that serve the whole run have no target; their key may be one.
-ITEMS = """
-SELECT id, event_id, stage, key, target, lane, status, in_flight, permanent, round, executions, crashes, error_code,
-       error, result, due_at, finished_at
+ITEMS = f"""
+SELECT {ITEM_FACTS}, result
 FROM run_items WHERE run_id = %(run)s AND (target = %(target)s OR target = '' AND key = %(target)s)
 ORDER BY stage, key LIMIT %(most)s
-"""
+"""  # noqa: S608 - our own names
 ATTEMPTS = """
 SELECT item_id, event_id, round, execution, at, replica_id, error_code, error, http_status, ambiguous, maybe_paid,
        outage, retry_at
@@ -77,6 +86,17 @@ async def show_target(connection: Connection, tenant: str, run_id: int, target: 
         "runs": await fetch_all(connection, dict, RUNS, given),
         "waiting": [asdict(one) for one in await why_items(connection, waiting)],
     }
+
+
+async def show_item(connection: Connection, tenant: str, run_id: int, item: int) -> Row:
+    """Return an item with its whole result and its first attempts. Raise NotFound if the tenant has no such run, or the
+    run no such item."""
+    await check_tenant(connection, tenant, run_id)
+    found = await fetch_all(connection, dict, ITEM, {"run": run_id, "item": item})
+    if not found:
+        raise NotFound(f"There is no item {item} in run {run_id}.")
+    (shown,) = await _with_attempts(connection, found, {"items": [item], "most": MOST})
+    return shown
 
 
 def _events(items: Sequence[Row]) -> list[str]:

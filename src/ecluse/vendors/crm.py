@@ -14,7 +14,7 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
-from ecluse.base.text import LONGEST_FOREIGN_ID
+from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.vendors.http import VendorHttp, first_problem
 from ecluse.vendors.names import Names
 
@@ -54,7 +54,11 @@ def seconds(value: Any) -> float | None:
 
 
 Id = Annotated[str, Field(min_length=1, max_length=LONGEST_FOREIGN_ID), BeforeValidator(id_text)]
-Name = Annotated[str | None, BeforeValidator(id_text), AfterValidator(lambda name: name or None)]
+Name = Annotated[
+    str | None,
+    BeforeValidator(id_text),
+    AfterValidator(lambda name: storable(name, LONGEST_FOREIGN_ID) if name else None),
+]
 
 
 class SalesFiche(BaseModel):

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.masking import masked
-from ecluse.base.text import storable
+from ecluse.base.text import LONGEST_FOREIGN_ID, storable
 from ecluse.vendors.http import VendorHttp
 from ecluse.vendors.names import Names
 
@@ -170,7 +170,8 @@ class Llm:
         except VendorError as error:
             error.cost = cost  # an answer of no use is paid for, too
             raise
-        return Completion(found, answer.model, usage.prompt_tokens, usage.completion_tokens, cost)
+        answered = storable(answer.model, LONGEST_FOREIGN_ID)
+        return Completion(found, answered, usage.prompt_tokens, usage.completion_tokens, cost)
 
     def _headers(self, model: str | None) -> dict[str, str]:
         """Return the headers of a call; raise NOT_CONFIGURED if the key or the model is missing."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, ShopCostBucket, ShopFacts, Variant
+from ecluse.vendors.shops import CataloguePage, Id, ShopCostBucket, ShopFacts, Variant, Words
 
 PAGE = 250
 MOST_VERSIONS = 10_000  # articles whose version is remembered: many more than calls are in flight
@@ -21,16 +21,16 @@ MOST_VERSIONS = 10_000  # articles whose version is remembered: many more than c
 class Article(BaseModel):
     """An article with its price; `version` grows with each change."""
 
-    sku: str
-    name: str
+    sku: Id
+    name: Words
     price: Decimal
     currency: str
     version: int
 
 
 class ListedArticle(BaseModel):
-    sku: str
-    name: str
+    sku: Id
+    name: Words
 
 
 class ArticlePage(BaseModel):

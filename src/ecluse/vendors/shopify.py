@@ -16,7 +16,7 @@ from ecluse.base.errors import PermanentError, TransientError, VendorError
 from ecluse.base.money import decimal_text, minor_units
 from ecluse.base.text import storable
 from ecluse.vendors.http import VendorHttp
-from ecluse.vendors.shops import CataloguePage, ShopCostBucket, ShopFacts, Variant
+from ecluse.vendors.shops import CataloguePage, Id, ShopCostBucket, ShopFacts, Variant, Words
 
 VERSION = "2026-10"
 PAGE, PAGE_WITH_COSTS = 250, 240  # at two and four points per variant; a query may cost 1,000 points
@@ -99,7 +99,7 @@ class _Facts(_Answer):
 
 
 class _Product(_Answer):
-    id: str
+    id: Id
     tags: list[str]
 
 
@@ -113,9 +113,9 @@ class _Inventory(_Answer):
 
 
 class _Listed(_Answer):
-    id: str
-    sku: str | None
-    display_name: str
+    id: Id
+    sku: Words | None
+    display_name: Words
     price: str
     product: _Product
     inventory_item: _Inventory | None = None

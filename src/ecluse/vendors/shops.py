@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import AfterValidator, Field
 
 from ecluse.base.errors import VendorError
+from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.vendors.http import VendorHttp
 
 # Refusals of the whole shop: no target of a run can succeed, so the run is given up at once.
 CRITICAL = frozenset({"UNAUTHORIZED", "FORBIDDEN", "ACCESS_DENIED", "SHOP_FROZEN", "SHOP_LOCKED", "SHOP_NOT_FOUND"})
+
+# Fields of a shop's answers: the id of a product or a variant, and a text for people, which is cut.
+Id = Annotated[str, Field(max_length=LONGEST_KEY)]
+Words = Annotated[str, AfterValidator(lambda text: storable(text, LONGEST_KEY))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def money(amount: int | None, currency: str) -> str:
 def in_words(rule: Row, currency: str) -> dict[str, str]:
     """Describe in words what a rule selects, how it changes a price, and the bounds of the new one."""
     chosen, change = rule["selection"], rule["change"]
-    parts = [f"{len(chosen['products'])} products"] if chosen["products"] else []
+    parts = [f"{chosen['products_given']} products"] if chosen["products_given"] else []
     parts += [f"tags {', '.join(chosen['tags'])}"] if chosen["tags"] else []
     parts += _band("prices", chosen["price_from"], chosen["price_to"], currency)
     match change["kind"]:

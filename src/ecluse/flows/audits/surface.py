@@ -52,13 +52,24 @@ class ChangedConfig(Body):
     model: Model | None = Field(None, description="null: the model of LLM_MODEL.")
 
 
-@fields_of(NewConfig)
-class ConfigRow(Shape):
+@fields_of(NewConfig, without=("steps", "system_prompt"))
+class ConfigFacts(Shape):
     id: str = Field(examples=["3"])
     tenant_id: str = Field(examples=["default"])
     version: int = Field(examples=[1])
     created_at: datetime
     updated_at: datetime
+
+
+class ConfigRow(ConfigFacts):
+    """Lists have neither steps nor prompts, which may be large."""
+
+    step_count: int = Field(examples=[12])
+
+
+@fields_of(NewConfig)
+class ConfigInFull(ConfigFacts):
+    """The current version of a config."""
 
 
 class NewAudit(Body):
@@ -142,11 +153,11 @@ class AuditFilters(Filters):
     latest: Annotated[bool | None, Where("t.is_latest = %(latest)s")] = None
 
 
-CONFIG = Resource(surface, "/api/audit-configs/{config_id}", "audits", "audit_config", "audits configs", ConfigRow)
+CONFIG = Resource(surface, "/api/audit-configs/{config_id}", "audits", "audit_config", "audits configs", ConfigInFull)
 CONFIGS = Listing(
     "configs",
     ConfigRow,
-    "audit_configs",
+    "(SELECT *, jsonb_array_length(steps) AS step_count FROM audit_configs)",
     "audits.read",
     filters=ConfigFilters,
     order=("id",),
@@ -158,8 +169,9 @@ ConfigNumber = Annotated[int, Noun("audit config")]
 
 CONFIG.lists(
     CONFIGS,
-    list_configs="List the audit configs of the tenant, by id. A key of a narrower scope gets the same list.",
-    columns=("id", "version", "run_automatically", "is_active", "name"),
+    list_configs="List the audit configs of the tenant, by id, without their steps and prompts. A key of a narrower"
+    " scope gets the same list.",
+    columns=("id", "version", "run_automatically", "is_active", "step_count", "name"),
     empty="no configs yet: `ecluse audits configs create`",
 )
 surface.listing(

@@ -45,11 +45,12 @@ class ToRollBack(ChosenTargets):
 
 
 class RuleRunRow(Shape):
+    """Lists have no rules, which may name a thousand products."""
+
     id: str = Field(examples=["7"])
     tenant_id: str = Field(examples=["default"])
     project_id: str
     rule_id: str | None
-    rule: dict[str, Any] = Field(description="As it was when the run was created.")
     currency: str
     status: RunStatus
     round: int = Field(description="How often failed targets were retried by hand: 0 is the first round.")
@@ -80,6 +81,9 @@ class ExecutionRow(Shape):
 
 
 class RuleRunShown(RuleRunRow):
+    """A rule run with its rule."""
+
+    rule: dict[str, Any] = Field(description="As it was when the run was created.")
     counts: dict[str, int] = Field(examples=[{"APPLIED": 497, "FAILED": 3}], description="Targets by status.")
     errors: dict[str, int] = Field(examples=[{"PRICE_CONFLICT": 3}], description="Failed targets by error code.")
     not_rolled_back: int = Field(description="Targets whose last rollback failed.")

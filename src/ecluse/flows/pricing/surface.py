@@ -21,7 +21,7 @@ from ecluse.db.query import Row
 from ecluse.flows.connections import project_surface, projects
 from ecluse.flows.connections.project_surface import READ, Name, ProjectNumber
 from ecluse.flows.pricing import metrics, runs
-from ecluse.flows.pricing.rules import RecordId, Terms
+from ecluse.flows.pricing.rules import RecordId, Terms, VariantSelection
 from ecluse.insight.samples import Sample
 
 surface = Surface("pricing")
@@ -43,10 +43,24 @@ class ChangedRule(Body):
     name: Name | None = None
 
 
-@fields_of(Terms)
-class RuleRow(RecordRow):
+@fields_of(Terms, without=("selection",))
+class RuleFacts(RecordRow):
     project_id: str
     version: int
+
+
+@fields_of(VariantSelection, without=("products",))
+class ListedVariants(Shape):
+    products_given: int = Field(description="How many products are named; a single rule has their ids.")
+
+
+class RuleRow(RuleFacts):
+    selection: ListedVariants
+
+
+@fields_of(Terms)
+class RuleInFull(RuleFacts):
+    """A rule with what it selects."""
 
 
 class MetricRow(Shape):
@@ -67,14 +81,20 @@ class PricingAlertRow(AlertRow):
     project_id: str
 
 
-RULE = Resource(surface, "/api/pricing/rules/{rule_id}", "pricing", "pricing_rule", "pricing rules", RuleRow)
+RULE = Resource(surface, "/api/pricing/rules/{rule_id}", "pricing", "pricing_rule", "pricing rules", RuleInFull)
+# Products, up to a thousand per rule, are counted.
+LISTED = """(
+    SELECT id, tenant_id, name, created_by, created_at, updated_by, updated_at, deleted_at, project_id, version, change,
+           ending, floor, cap, allow_free, selection - 'products'
+               || jsonb_build_object('products_given', jsonb_array_length(selection -> 'products')) AS selection
+    FROM pricing_rules)"""
 OF_PROJECT, KEPT = equal(project_id=RecordId), "t.deleted_at IS NULL"
-RULES = Listing("rules", RuleRow, "pricing_rules", READ, filters=OF_PROJECT, order=("id",), where=KEPT)
+RULES = Listing("rules", RuleRow, LISTED, READ, filters=OF_PROJECT, order=("id",), where=KEPT)
 RuleNumber = Annotated[int, Noun("pricing rule")]
 
 RULE.lists(
     RULES,
-    list_rules="List the pricing rules of the tenant, by id.",
+    list_rules="List the pricing rules of the tenant, by id, with the number of products that each names.",
     columns=("id", "project_id", "version", "name", "ending", "floor", "cap"),
     empty="no rules yet: `ecluse pricing rules create`",
 )
