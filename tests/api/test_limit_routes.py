@@ -303,6 +303,29 @@ def test_limits_of_mails_sockets_and_worker_slots_are_shown(tenant):
     assert (slots["knob"], slots["limit"], slots["used"]) == ("ECLUSE_TENANT_SLOTS_SHARE", 150, 0)
 
 
+def test_limits_of_one_answer_and_of_what_a_tenant_does_at_once_are_shown(tenant, limited, shared_dsn):
+    client, other = tenant(), tenant("viewer")
+
+    def shown():
+        return {one["name"]: one for one in other.get("/api/limits").json["limits"]}
+
+    def figures(name):
+        one = shown()[name]
+        return one["knob"], one["limit"], one["used"]
+
+    assert figures("answer_megabytes") == ("ECLUSE_LIMIT_ANSWER_MEGABYTES", 10, None)
+    assert figures("reads_at_once") == ("ECLUSE_DB_POOL", 2, 1), "this request"
+    assert figures("writes_at_once") == ("ECLUSE_DB_POOL", 3, 0)
+    assert figures("large_bodies_at_once") == (None, 1, 0)
+    with ThreadPoolExecutor(1) as beside, psycopg.connect(shared_dsn) as blocker:
+        blocker.execute("LOCK TABLE schedules IN SHARE MODE")
+        writing = beside.submit(client.post, SCHEDULES, plan())
+        wait_for(lambda: figures("writes_at_once")[2] == 1)
+        blocker.rollback()
+        assert writing.result().status == 201
+    assert figures("writes_at_once")[2] == 0
+
+
 @pytest.fixture(scope="module")
 def slow_line(databases):
     """A server whose keys may have a megabyte a minute."""
