@@ -15,7 +15,11 @@ from tests.support.transcription_world import LANE, TWELVE, until
 
 OTHER = "9401"  # a fiche with twelve recordings, too
 PRICES = {"prices": {"scribe_v1": Decimal(1)}}  # a minute; a recording has at most ten and a half
+ONE_BY_ONE = {"recording_concurrency": 1}  # no refused call is tried again because another one has cost less
 SPENT = "SELECT spent::text FROM spend_totals WHERE scope = %s AND subject_id = %s AND period <> 'month'"
+SOON = """
+SELECT count(*) FROM items WHERE status = 'open' AND stage = 'recordings' AND due_at < ecluse_now() + interval '1 min'
+"""
 
 
 async def put(world, scope, subject, amount):
@@ -36,7 +40,7 @@ def paid(world, fiche):
 
 @pytest.mark.parametrize("scope", ["schedule", "run"])
 async def test_a_budget_holds_the_calls_of_its_schedule_or_run_and_no_others_until_it_is_raised(automate, query, scope):
-    world = await automate(speech=PRICES)
+    world = await automate(speech=PRICES | ONE_BY_ONE)
     mine, other = [await world.schedule(fiche, **NO_AUDITS) for fiche in (TWELVE, OTHER)]
     async with held_up(world, LANE):
         held, free = await world.trigger(mine), await world.trigger(other)
@@ -53,6 +57,7 @@ async def test_a_budget_holds_the_calls_of_its_schedule_or_run_and_no_others_unt
     assert (await world.ended(free))["status"] == "completed"
     assert paid(world, OTHER) == 12
     assert 1 <= paid(world, TWELVE) < 12
+    assert query(SOON) == [(0,)]
     ((spent,),) = query(SPENT, scope, subject)
     assert 0 < Decimal(spent) <= 15
     await put(world, scope, subject, "200")
