@@ -162,6 +162,24 @@ def test_every_route_that_names_mail_addresses_meets_their_limit_and_known_ones_
     assert client.ask("PATCH", f"{SCHEDULES}/{schedule.json['id']}", {"notify_emails": ["a@example.com"]}).status == 200
 
 
+def test_changes_that_name_no_mail_addresses_do_not_wait_for_those_that_do(tenant, shared_dsn):
+    client = tenant("admin")
+    mail = {"kind": "mail", "events": ["*"], "addresses": ["a@example.com"]}
+    endpoint = client.post("/api/notifications/endpoints", mail).json["id"]
+    schedule = client.post(SCHEDULES, {**plan(), "notify_emails": ["a@example.com"]}).json["id"]
+    with psycopg.connect(shared_dsn) as blocker:
+        whose = client.get("/api/me").json["tenant_id"]
+        blocker.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (whose,))
+        for path, body in [
+            (f"/api/notifications/endpoints/{endpoint}", {"description": "x"}),
+            (f"{SCHEDULES}/{schedule}", {"name": f"schedule {next(NAMES)}"}),
+            (f"/api/schedules/{schedule}", {"enabled": False}),
+            (f"/api/schedules/{schedule}", {"plan": {"fiche_selection": {"fiche_ids": ["2"]}}}),
+        ]:
+            answer = client.ask("PATCH", path, body)
+            assert answer.status == 200, (path, answer.json)
+
+
 def test_new_mail_addresses_named_at_once_do_not_pass_their_limit(tenant, shared_dsn):
     client, waiting = tenant(), "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
