@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 import psycopg
 import pytest
 
+from ecluse.access import answers
 from ecluse.api.health import Readiness
 from ecluse.db.pools import READING, WRITING, share
 from ecluse.db.shares import Shares
@@ -175,3 +176,27 @@ def test_a_large_answer_is_compressed_for_those_who_accept_it(large):
     assert (plain.headers["Content-Encoding"], squeezed.headers["Content-Encoding"]) == (None, "gzip")
     assert len(squeezed.body) < len(plain.body) // 10
     assert json.loads(gzip.decompress(squeezed.body)) == plain.json
+
+
+@pytest.mark.parametrize("what", ["answer", "body"])
+def test_a_large_answer_is_made_and_a_large_body_parsed_in_a_thread_while_the_loop_answers_others(large, what):
+    free = threading.Event()
+    ask = {
+        "answer": lambda: large.get("/api/audit-configs?limit=3"),
+        "body": lambda: large.post("/api/audit-configs", raw=json.dumps({"name": 70_000 * "x"}).encode()),
+    }[what]
+
+    def at_once():
+        return {one["name"]: one["used"] for one in large.get("/api/limits").json["limits"]}["large_bodies_at_once"]
+
+    answers.THREAD.submit(free.wait, 20)  # it makes and parses nothing meanwhile
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(ask)
+            wait_for(lambda: at_once() == 1)
+            assert not asked.done()
+            free.set()
+            assert asked.result().status == {"answer": 200, "body": 422}[what]
+    finally:
+        free.set()
+    assert at_once() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ecluse.api.keys import KEYS, TENANTS, CreatedKey, KeyRow, TenantRow
-from tests.support.api_server import add_tenant, new_key
+from tests.support.api_server import add_tenant, new_key, serving
 from tests.support.waits import wait_for
 
 EVERYTHING = "SELECT to_jsonb(t) - 'last_used_at' FROM {} t ORDER BY id"
@@ -52,6 +52,15 @@ def test_a_key_is_shown_once_works_and_is_revoked(admin, query, one):
 def test_a_key_expires_after_a_year_unless_another_lifetime_is_given(admin, given, days):
     made = CreatedKey.model_validate(admin.post("/api/keys", {"name": "export", "role": "viewer", **given}).json)
     assert (made.expires_at and (made.expires_at - made.created_at).days) == days
+
+
+@pytest.mark.parametrize(("days", "left"), [(30, 30), (0, None)])
+def test_keys_of_a_server_with_another_lifetime_expire_after_it_and_never_if_it_is_0(dsn, days, left):
+    with serving(dsn, ECLUSE_KEY_LIFETIME_DAYS=days) as client:
+        admin = client.with_key(new_key(dsn, "admin"))
+        made = CreatedKey.model_validate(admin.post("/api/keys", {"name": "export", "role": "viewer"}).json)
+        assert admin.with_key(made.key).get("/api/me").status == 200
+    assert (made.expires_at and (made.expires_at - made.created_at).days) == left
 
 
 def test_a_repeated_request_makes_one_key_and_does_not_show_it_again(admin, one):

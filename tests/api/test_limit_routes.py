@@ -162,6 +162,24 @@ def test_every_route_that_names_mail_addresses_meets_their_limit_and_known_ones_
     assert client.ask("PATCH", f"{SCHEDULES}/{schedule.json['id']}", {"notify_emails": ["a@example.com"]}).status == 200
 
 
+def test_changes_that_name_no_mail_addresses_do_not_wait_for_those_that_do(tenant, shared_dsn):
+    client = tenant("admin")
+    mail = {"kind": "mail", "events": ["*"], "addresses": ["a@example.com"]}
+    endpoint = client.post("/api/notifications/endpoints", mail).json["id"]
+    schedule = client.post(SCHEDULES, {**plan(), "notify_emails": ["a@example.com"]}).json["id"]
+    with psycopg.connect(shared_dsn) as blocker:
+        whose = client.get("/api/me").json["tenant_id"]
+        blocker.execute("SELECT FROM tenants WHERE id = %s FOR NO KEY UPDATE", (whose,))
+        for path, body in [
+            (f"/api/notifications/endpoints/{endpoint}", {"description": "x"}),
+            (f"{SCHEDULES}/{schedule}", {"name": f"schedule {next(NAMES)}"}),
+            (f"/api/schedules/{schedule}", {"enabled": False}),
+            (f"/api/schedules/{schedule}", {"plan": {"fiche_selection": {"fiche_ids": ["2"]}}}),
+        ]:
+            answer = client.ask("PATCH", path, body)
+            assert answer.status == 200, (path, answer.json)
+
+
 def test_new_mail_addresses_named_at_once_do_not_pass_their_limit(tenant, shared_dsn):
     client, waiting = tenant(), "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
@@ -301,6 +319,29 @@ def test_limits_of_mails_sockets_and_worker_slots_are_shown(tenant):
     assert (mails["knob"], mails["limit"], mails["used"]) == ("ECLUSE_MAILS_PER_DAY", 7, 0)
     assert (sockets["knob"], sockets["limit"], sockets["used"]) == ("ECLUSE_LIMIT_TENANT_SOCKETS", 2_000, 0)
     assert (slots["knob"], slots["limit"], slots["used"]) == ("ECLUSE_TENANT_SLOTS_SHARE", 150, 0)
+
+
+def test_limits_of_one_answer_and_of_what_a_tenant_does_at_once_are_shown(tenant, limited, shared_dsn):
+    client, other = tenant(), tenant("viewer")
+
+    def shown():
+        return {one["name"]: one for one in other.get("/api/limits").json["limits"]}
+
+    def figures(name):
+        one = shown()[name]
+        return one["knob"], one["limit"], one["used"]
+
+    assert figures("answer_megabytes") == ("ECLUSE_LIMIT_ANSWER_MEGABYTES", 10, None)
+    assert figures("reads_at_once") == ("ECLUSE_DB_POOL", 2, 1), "this request"
+    assert figures("writes_at_once") == ("ECLUSE_DB_POOL", 3, 0)
+    assert figures("large_bodies_at_once") == (None, 1, 0)
+    with ThreadPoolExecutor(1) as beside, psycopg.connect(shared_dsn) as blocker:
+        blocker.execute("LOCK TABLE schedules IN SHARE MODE")
+        writing = beside.submit(client.post, SCHEDULES, plan())
+        wait_for(lambda: figures("writes_at_once")[2] == 1)
+        blocker.rollback()
+        assert writing.result().status == 201
+    assert figures("writes_at_once")[2] == 0
 
 
 @pytest.fixture(scope="module")

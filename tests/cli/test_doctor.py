@@ -15,6 +15,7 @@ from ecluse.doctor.database import allowed_connections
 from ecluse.doctor.findings import graded
 from ecluse.engine import ROLES
 from ecluse.settings import Settings
+from ecluse.settings.limits import LimitKnobs
 from tests.support.api_server import new_key
 from tests.support.command_line import free_port
 
@@ -303,6 +304,20 @@ def test_the_soft_limit_is_raised_to_the_hard_one():
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["512", "512"]
+
+
+def test_limits_are_shown_and_those_that_are_off_are_warned_of_with_what_follows(doctor):
+    says = doctor()[1]["limits", "ok"].split(", ")
+    assert {"ECLUSE_LIMIT_KEY_REQUESTS=6000", "ECLUSE_TENANT_SLOTS_SHARE=0.75", "ECLUSE_MAILS_PER_DAY=500"} <= {*says}
+    assert len(says) == len(LimitKnobs.model_fields) + 2
+    off = {"ECLUSE_LIMIT_SCHEDULES": "0", "ECLUSE_TENANT_SLOTS_SHARE": "1", "ECLUSE_MAILS_PER_DAY": "0"}
+    code, found = doctor(ECLUSE_LIMIT_API_KEYS="7", **off)
+    assert code == 0
+    schedules, share, mails, rest = found["limits", "warn"].split("; ")
+    assert schedules == "ECLUSE_LIMIT_SCHEDULES=0: without a limit, one tenant can use up what others need"
+    assert share == "ECLUSE_TENANT_SLOTS_SHARE=1: calls of one tenant that hang can hold all worker slots"
+    assert mails == "ECLUSE_MAILS_PER_DAY=0: no mail is sent"
+    assert "ECLUSE_LIMIT_API_KEYS=7" in rest
 
 
 def test_limits_have_two_steps():

@@ -129,7 +129,7 @@ class LimitUse(NamedTuple):
 
     name: str
     limit: int | None
-    used: int
+    used: int | None = None  # None: of one answer
     resets_in_seconds: int | None = None  # until nothing is used any more; None: it does not reset by itself
 
 

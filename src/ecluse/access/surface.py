@@ -15,8 +15,8 @@ An operation is one transaction: its effect, its row in the audit trail, and its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -120,8 +120,11 @@ class Act(Look):
         the tenant until the end of the transaction."""
         await self.state.limits.require_room(self.connection, self.tenant, name)
 
-    def room_kept(self, name: str) -> AbstractAsyncContextManager[None]:
-        """As `require_room`, for records that the block may add; checked at its end."""
+    def room_kept(self, name: str, named: Collection[str]) -> AbstractAsyncContextManager[None]:
+        """As `require_room`, for the records among `named` that the block adds; checked at its end. Without any, the
+        tenant is not locked."""
+        if not named:
+            return nullcontext()
         kept: AbstractAsyncContextManager[None] = self.state.limits.room_kept(self.connection, self.tenant, name)
         return kept
 

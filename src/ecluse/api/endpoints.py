@@ -187,7 +187,7 @@ async def create_endpoint(
         act.answers(201, secret=secret)
     elif keys is not None and body.kind == "pagerduty":
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), body.routing_key.get_secret_value())
-    async with act.room_kept("mail_addresses"):
+    async with act.room_kept("mail_addresses", row["addresses"]):
         await confirmation_requests.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
@@ -208,8 +208,9 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
         await _secrets(act).put(act.connection, act.tenant, secret_name(endpoint_id), routing_key.get_secret_value())
     if "url" in changes:
         await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
-    async with act.room_kept("mail_addresses"):
-        await confirmation_requests.ask(act.connection, act.tenant, changes.get("addresses", ()))
+    addresses = changes.get("addresses", ())
+    async with act.room_kept("mail_addresses", addresses):
+        await confirmation_requests.ask(act.connection, act.tenant, addresses)
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 
 

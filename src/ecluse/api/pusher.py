@@ -55,8 +55,8 @@ async def trigger(request: Request, app_id: str) -> Response:
     if not one.info:
         return as_json({})
     counts = await _counts(request, app)
-    told = {name: _told(counts.get(name, 0), one.info) for name in message.channels}
-    return _answer(request, app, {"channels": told})
+    channels = {name: _shown(counts.get(name, 0), one.info) for name in message.channels}
+    return _answer(request, app, {"channels": channels})
 
 
 @routes.post("/apps/{app_id}/batch_events")
@@ -69,14 +69,14 @@ async def trigger_batch(request: Request, app_id: str) -> Response:
     if not any(one.info for one in batch):
         return as_json({})
     counts = await _counts(request, app)
-    return _answer(request, app, {"batch": [_told(counts.get(one.channel or "", 0), one.info) for one in batch]})
+    return _answer(request, app, {"batch": [_shown(counts.get(one.channel or "", 0), one.info) for one in batch]})
 
 
 @routes.get("/apps/{app_id}/channels")
 async def list_channels(request: Request, app_id: str, filter_by_prefix: str = "", info: str = "") -> Response:
     app = await _signed(request, app_id)
     counts = await _counts(request, app)
-    found = {name: _told(count, info) for name, count in counts.items() if name.startswith(filter_by_prefix)}
+    found = {name: _shown(count, info) for name, count in counts.items() if name.startswith(filter_by_prefix)}
     return _answer(request, app, {"channels": found})
 
 
@@ -84,7 +84,7 @@ async def list_channels(request: Request, app_id: str, filter_by_prefix: str = "
 async def show_channel(request: Request, app_id: str, channel: str, info: str = "") -> Response:
     counts = await _counts(request, await _signed(request, app_id))
     count = counts.get(channel, 0)
-    return as_json({"occupied": count > 0, **_told(count, info)})
+    return as_json({"occupied": count > 0, **_shown(count, info)})
 
 
 @routes.get("/apps/{app_id}/channels/{channel}/users")
@@ -135,7 +135,7 @@ async def _counts(request: Request, app: App) -> dict[str, int]:
     return await reads_of(request)(lambda c: occupied(c, app.tenant))
 
 
-def _told(count: int, info: str | None) -> dict[str, Any]:
+def _shown(count: int, info: str | None) -> dict[str, Any]:
     return {"subscription_count": count} if "subscription_count" in (info or "").split(",") else {}
 
 

@@ -116,10 +116,11 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     """Create a schedule of a flow. Its due times before now are not run."""
     flow = flows.named(act, body.flow)
     flows.permit(act.caller, flow.name, "write")
-    plan = plans_of(flow).parsed(flow, body.plan)
+    plans = plans_of(flow)
+    plan = plans.parsed(flow, body.plan)
     await act.require_room("schedules")
     columns = body.model_dump(exclude={"flow", "plan"})
-    async with act.room_kept("mail_addresses"):
+    async with act.room_kept("mail_addresses", plans.addresses(body.plan)):
         made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
     act.answers(201, once=made.once)
     return {**await _in_full(act, made.id), "once": {}}
@@ -136,7 +137,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     flow, _ = await _of_caller(act, schedule_id)
     columns = body.changes("cron", "window_start", "window_end")
     instead, plans = columns.pop("plan", {}), plans_of(flow)
-    async with act.room_kept("mail_addresses"):
+    async with act.room_kept("mail_addresses", plans.addresses(instead)):
         once = await change_planned(
             act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))
         )

@@ -82,18 +82,19 @@ def _secrets(given: Settings) -> list[Finding]:
 
 def _limits(given: Settings) -> Finding:
     """Return the limits per key and tenant as a finding, which is a warning if some of them are off."""
-    found = {name: getattr(given, name) for name in LimitKnobs.model_fields}
-    off = [name for name, most in found.items() if not most]
-    found |= {"ECLUSE_MAILS_PER_DAY": given.ECLUSE_MAILS_PER_DAY}
-    if (share := given.ECLUSE_TENANT_SLOTS_SHARE) < 1:
-        found |= {"ECLUSE_TENANT_SLOTS_SHARE": share}
-    else:
-        off.append("ECLUSE_TENANT_SLOTS_SHARE")
-    says = ", ".join(f"{name}={most}" for name, most in found.items() if name not in off)
-    if off:
-        do = "one tenant can use up what others need: set a limit, unless there is only one tenant"
-        return Finding("warn", "limits", f"no limit: {', '.join(off)}; {says}", do)
-    return Finding("ok", "limits", says)
+    knobs = [*LimitKnobs.model_fields, "ECLUSE_MAILS_PER_DAY", "ECLUSE_TENANT_SLOTS_SHARE"]
+    says = [f"{name}={getattr(given, name)}" for name in knobs]
+    follows = []
+    if off := [f"{name}=0" for name in LimitKnobs.model_fields if not getattr(given, name)]:
+        follows.append(f"{', '.join(off)}: without a limit, one tenant can use up what others need")
+    if given.ECLUSE_TENANT_SLOTS_SHARE == 1:
+        follows.append("ECLUSE_TENANT_SLOTS_SHARE=1: calls of one tenant that hang can hold all worker slots")
+    if not given.ECLUSE_MAILS_PER_DAY:
+        follows.append("ECLUSE_MAILS_PER_DAY=0: no mail is sent")
+    if follows:
+        do = "change these settings, unless that is intended: with only one tenant it may be"
+        return Finding("warn", "limits", f"{'; '.join(follows)}; in force: {', '.join(says)}", do)
+    return Finding("ok", "limits", ", ".join(says))
 
 
 def _is_less(text: str, used: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 SIZE = 10  # of the general pool and of the workflows' pool, unless ECLUSE_DB_POOL is set
 CLAIMING = 3  # claims and commits; more of them would only wait for each other
-PROMPT = 2  # ticks and the taking of new runs: they wait for no step, sweep or gate
+PROMPT = 2  # ticks and taking new runs do not wait for connections that steps, sweeps and gates use
 READING = 4  # the API's quick reads, at most
 WRITING = 6  # the API's writes, at most: apart from the general pool, which sweeps and gates use
 KEYS = 2  # look-ups of API keys: no read of a tenant delays them

@@ -36,28 +36,41 @@ class AllBusy(EcluseError):
     code = "SERVER_BUSY"
 
 
+class _Line(asyncio.Semaphore):
+    """The share of one tenant, of which `held` requests are in flight."""
+
+    held = 0
+
+
 class Shares:
     """Lets each tenant have at most `most` requests in flight. `limit` is the name of the limit for callers, `patience`
     the seconds that a further request waits; None: for as long as it takes."""
 
     def __init__(self, limit: str, most: int, patience: float | None = PATIENCE_SECONDS) -> None:
         self.limit, self.most, self._patience = limit, most, patience
-        self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[str, _Line] = WeakValueDictionary()
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
         """Count one request against the tenant's share while the body runs; raise Busy if the share stays used up for
         the seconds of `patience`."""
-        line = self._lines.get(tenant) or self._lines.setdefault(tenant, asyncio.Semaphore(self.most))
+        line = self._lines.get(tenant) or self._lines.setdefault(tenant, _Line(self.most))
         try:
             async with asyncio.timeout(self._patience if line.locked() else None):
                 await line.acquire()
         except TimeoutError as error:
             raise Busy(self.limit, self.most) from error
+        line.held += 1
         try:
             yield
         finally:
+            line.held -= 1
             line.release()
+
+    def used(self, tenant: str) -> int:
+        """Return how many requests of the tenant are in flight."""
+        line = self._lines.get(tenant)
+        return line.held if line else 0
 
 
 class Writes:

@@ -23,7 +23,7 @@ class Job:
     first: float | None = None  # seconds before the first run; None: `every`
     channels: Sequence[str] = ()  # a notification on one, or a reconnect of the listener, runs the job at once
     rest: float = 0.0  # least pause between two runs, where notifications are many
-    prompt: bool = False  # it has connections of its own, and waits for those of no step, sweep or gate
+    prompt: bool = False  # has connections of its own: does not wait for connections that steps, sweeps and gates use
     roles: frozenset[Role] = ROLES  # replicas with one of these roles run it
 
 

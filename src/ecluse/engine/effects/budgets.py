@@ -104,14 +104,14 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
     if not any(stage.paid for stage in flow.stages):
         return
     given = {"tenant": tenant, "schedule": schedule_id}
-    told, again = [], []
+    parts, again = [], []
     for scope, subject, period, spent, limit, unknown, renewed in await fetch_rows(connection, NOTHING_LEFT, given):
         name = budget_name(tenant, scope, subject, period)
         is_so = "is used up" if spent >= limit else f"has {amount(limit - spent)} left, too little for the next call"
-        told.append(f"the {name} {is_so}: {spent_of(spent, limit, unknown)}")
+        parts.append(f"the {name} {is_so}: {spent_of(spent, limit, unknown)}")
         again.append(renewed)
-    if told:
-        said, raised = "; ".join(told), "the budget" if len(told) == 1 else "these budgets"
+    if parts:
+        said, raised = "; ".join(parts), "the budget" if len(parts) == 1 else "these budgets"
         raise Conflict(
             f"{said[0].upper()}{said[1:]}. Nothing was started. Start again at {again[0]:%Y-%m-%d %H:%M:%S}Z, or raise"
             f" {raised}.",

@@ -34,6 +34,6 @@ async def log_to_runs(
 ) -> None:
     """Write the message to the log of each open run that has items in the lane, or waits for a run that has. Tenants
     read it: it must not name an operator. A message that quotes a vendor's answer is for the `tenant` of that call;
-    runs of other tenants are told `others` instead."""
+    runs of other tenants get `others` instead."""
     given = {"lane": lane, "level": level, "message": storable(message), "tenant": tenant, "others": others}
     await connection.execute(LOG, given)

@@ -45,8 +45,8 @@ ORDER BY line.turn, line.tenant <= %(after)s, line.tenant LIMIT %(room)s FOR NO 
 
 
 class NewRuns:
-    """Takes queued runs of these flows. `share`: the part of the runs that this replica may lead which one tenant gets
-    of those that the others leave."""
+    """Takes queued runs of these flows. `share`: how much of the room for runs that other tenants leave one tenant may
+    use."""
 
     def __init__(self, flows: Mapping[str, Flow], share: float = 1.0) -> None:
         self._flows = flows

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-Scope = Literal["tenant", "schedule", "run"]
+Scope = Literal["tenant", "schedule", "run"]  # from the widest
 Period = Literal["day", "month", "all"]
-SCOPES: Sequence[Scope] = ("tenant", "schedule", "run")  # from the widest
+SCOPES: Sequence[Scope] = get_args(Scope)
 
 AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
@@ -163,14 +163,14 @@ def _refusal(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Refus
 def reason(refused: Sequence[Refusal], unknown: Unknown = EMPTY) -> str:
     """Return why a call waits: each budget without room for it, and when it continues. `unknown`: the part of what is
     spent that is the cost of calls which may have been made, by the key of the total."""
-    first, told = refused[0], []
+    first, parts = refused[0], []
     for one in refused:
         left = one.budget - one.spent
         is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for this call"
         said = f"calls in flight hold the rest of the {one.key}" if one.in_flight else f"the {one.key} {is_so}"
         spent = spent_of(one.spent, one.budget, unknown.get(one.key, Decimal(0)))
         call = f"; this call may cost {amount(one.most)}" if one is first else ""
-        told.append(f"{said} ({spent}, {amount(one.reserved)} reserved{call})")
+        parts.append(f"{said} ({spent}, {amount(one.reserved)} reserved{call})")
     raised = "when it is raised" if len(refused) == 1 else "when they are raised"
     renewed = first.key.renewed_at
     if first.in_flight:
@@ -179,7 +179,7 @@ def reason(refused: Sequence[Refusal], unknown: Unknown = EMPTY) -> str:
         when = raised
     else:
         when = f"at {renewed:%Y-%m-%d %H:%M:%S}Z, or {raised}"
-    return f"{'; '.join(told)}; it continues {when}"
+    return f"{'; '.join(parts)}; it continues {when}"
 
 
 def spent_of(spent: Decimal, limit: Decimal, unknown: Decimal) -> str:

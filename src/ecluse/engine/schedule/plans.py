@@ -5,7 +5,7 @@ content of a schedule besides its name and its timetable; by default it is the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,6 +52,11 @@ class Plans:
         """Return the known plan with the given fields replaced, as the flow's model. Raise InvalidInput if it is
         invalid."""
         return self.parsed(flow, {**known, **given})
+
+    def addresses(self, given: Mapping[str, Any]) -> Collection[str]:
+        """Return the mail addresses that these fields of a plan name; by default none. Raise InvalidInput if a field is
+        invalid."""
+        return ()
 
     def input(self, plan: Any) -> Row:
         """Return the input of the runs that a schedule with this plan starts."""
