@@ -197,7 +197,7 @@ def test_a_revision_that_was_interrupted_runs_again(empty_dsn):
         connection.execute(STOP)
         for revision in revision_ids[1:]:
             connection.execute("ALTER TABLE alembic_version ENABLE TRIGGER stop")
-            with pytest.raises(sqlalchemy.exc.DBAPIError, match="stopped here"):
+            with pytest.raises(sqlalchemy.exc.ProgrammingError, match="stopped here"):
                 upgrade_to(empty_dsn, revision)
             connection.execute("ALTER TABLE alembic_version DISABLE TRIGGER stop")
             upgrade_to(empty_dsn, revision)
