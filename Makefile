@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-
 	$(if $(filter 1,$(UPGRADE)),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-lists bench-retention bench-fairness bench-pricing bench-enrichment bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs chaos-enrichment coverage-of-requirements requirements sbom vulnerabilities docs clean agent
+.PHONY: help test quick test-all test-postgres15 browser pooler proxy postgres15 check lint format types imports demo demo-pricing demo-jobs demo-enrichment bench bench-automation bench-start bench-lists bench-retention bench-fairness bench-throttled bench-pricing bench-enrichment bench-jobs bench-agents chaos chaos-automation chaos-pricing chaos-jobs chaos-enrichment coverage-of-requirements requirements sbom vulnerabilities docs clean agent
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,8 +119,11 @@ bench-lists: .venv/.ready ## How long lists and pages take with 100,000 runs; JS
 bench-retention: .venv/.ready ## How fast old rows are deleted, unnoticed, and the size of a year; N=1000000 items, JSON=1 prints JSON
 	$(BIN)/python -m bench.retention $(if $(N),--items $(N)) $(if $(filter 1,$(JSON)),--json)
 
-bench-fairness: .venv/.ready ## How much one tenant under full load slows another; SECONDS=60, JSON=1 prints JSON
+bench-fairness: .venv/.ready ## How much one tenant under full load slows another, and whether the goals are reached; SECONDS=60, JSON=1 prints JSON
 	$(BIN)/python -m bench.fairness $(if $(SECONDS),--seconds $(SECONDS)) $(if $(filter 1,$(JSON)),--json)
+
+bench-throttled: .venv/.ready ## How much a vendor that holds one tenant's key slows another tenant
+	$(BIN)/python -m bench.throttled
 
 bench-jobs: .venv/.ready ## How soon due schedules of jobs are rows, with 100,000 of them; JSON=1 prints JSON
 	$(BIN)/python -m bench.jobs $(if $(filter 1,$(JSON)),--json)

@@ -1,4 +1,5 @@
-"""How much a vendor's Retry-After for one tenant's key slows another tenant: `python -m bench.throttled`.
+"""How much a vendor's Retry-After for one tenant's key slows another tenant: `python -m bench.throttled` or `make
+bench-throttled`.
 
 Two tenants call one vendor, each with a key, and so a lane, of its own: at most 50 calls of 100 ms in flight. The pace
 of the second one is measured alone, and while the first one's lane is held for 45 s, with as many items waiting in it.

@@ -124,6 +124,19 @@ def test_a_body_that_the_route_does_not_read_has_the_deadline_too(strict):
     assert seconds < LATER
 
 
+def test_an_idle_connection_is_closed_five_seconds_after_its_last_request(patient):
+    """docs/reverse-proxy.md says so: a proxy must forget its idle connections before."""
+    with connected(patient) as one:
+        one.settimeout(10)
+        for pause in (0, 1):
+            time.sleep(pause)
+            one.sendall(WHOLE)
+            assert one.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        said, seconds = until_closed(one)
+    assert said == b""
+    assert 4.5 < seconds < 8
+
+
 def test_a_connection_that_keeps_asking_is_kept(strict):
     with connected(strict) as one:
         until = time.monotonic() + 3 * SOON

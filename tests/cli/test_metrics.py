@@ -7,7 +7,10 @@ import time
 import psycopg
 import pytest
 
+from ecluse.flows.connections.lanes import BASES
+from tests.support.api_server import SECRET_KEY
 from tests.support.metrics import scrape
+from tests.support.vendor_clients import PLACES
 
 FLOW = "hello_flow:FLOW"
 
@@ -52,6 +55,28 @@ def test_a_server_tells_what_it_has_done_and_what_is_waiting(serve, query, sandb
     assert after["ecluse_call_seconds_total"]["hello", "read"] > 0
     assert after["ecluse_gate_looks_total"]["hello", "read"] >= 1
     assert set(after["ecluse_items_waiting"].values()) == {0}
+
+
+def test_the_lanes_of_a_connection_have_series_once_it_is_made(serve, sandbox, tmp_path):
+    server = serve(ECLUSE_SECRET_KEY=SECRET_KEY, ECLUSE_ALLOWED_NETWORKS="127.0.0.0/8")
+    server.wait_until_ready()
+    server.done("tenants", "create", "acme", "--name", "Acme Ltd")
+    of_lanes = ("ecluse_items_waiting", "ecluse_lane_in_flight", "ecluse_lane_held", "ecluse_lane_down")
+    own = {(f"{base}/acme",) for kind in ("crm", "speech") for base in BASES[kind]}
+    before = scrape(server)
+    assert [own & before[name].keys() for name in of_lanes] == [set()] * len(of_lanes)
+    (file := tmp_path / "key").write_text("a-key-that-is-long-enough-3f9a")
+    for kind in ("crm", "speech"):
+        at = ("--base-url", sandbox.url + PLACES[kind], "--api-key-file", str(file))
+        server.done("--tenant", "acme", "connections", "create", kind, *at)
+    made = scrape_until(server, lambda found: own <= found["ecluse_items_waiting"].keys())
+    assert {made[name].get(lane) for name in of_lanes for lane in own} == {0}
+    server.done("--tenant", "acme", "lanes", "pause", "crm-transcription/acme", "--reason", "test", "--yes")
+    server.done("--tenant", "acme", "transcriptions", "start", "9010")
+    waiting = scrape_until(server, lambda found: found["ecluse_items_waiting"]["crm-transcription/acme",] == 1)
+    assert waiting["ecluse_items_waiting"]["crm-transcription",] == 0
+    held = waiting["ecluse_lane_held"]
+    assert (held["crm-transcription/acme",], held["crm-transcription",], held["crm/acme",]) == (1, 0, 0)
 
 
 def test_requests_are_counted_by_route_and_not_by_path(serve):

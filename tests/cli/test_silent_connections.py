@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import resource
 import selectors
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -27,9 +29,11 @@ FLOOD = "edge: connection limit reached"
 
 
 class Limited:
-    """`ecluse serve` with at most `files` open files."""
+    """`ecluse serve` with at most `files` open files; `soft`: with a lower soft limit when it starts."""
 
-    def __init__(self, dsn: str, files: int, log: str, roles: Sequence[str], **knobs: str) -> None:
+    def __init__(
+        self, dsn: str, files: int, log: str, roles: Sequence[str], *, soft: int | None = None, **knobs: str
+    ) -> None:
         self.port = free_port()
         self.log = log
         command = [sys.executable, "-m", "ecluse", "serve", "--port", str(self.port)]
@@ -39,7 +43,7 @@ class Limited:
                 command,
                 env=environment(DATABASE_URL=dsn, ECLUSE_LOG_FORMAT="json", **knobs),
                 stderr=said,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft or files, files)),
             )
 
     def get(self, path: str, key: str = "") -> tuple[int, float]:
@@ -61,8 +65,8 @@ class Limited:
 
 
 @contextlib.contextmanager
-def limited(dsn: str, files: int, folder, *roles: str, **knobs: str) -> Iterator[Limited]:
-    server = Limited(dsn, files, str(folder / "log"), roles, **knobs)
+def limited(dsn: str, files: int, folder, *roles: str, soft: int | None = None, **knobs: str) -> Iterator[Limited]:
+    server = Limited(dsn, files, str(folder / "log"), roles, soft=soft, **knobs)
     try:
         wait_for(server.is_ready)
         yield server
@@ -110,6 +114,12 @@ def test_silent_connections_do_not_stop_another_client(dsn, tmp_path, files, sil
         (flood,) = server.lines(FLOOD)
         assert flood["level"] == "warning"
         assert server.lines("out of system resource") == []
+
+
+def test_a_server_raises_its_soft_limit_of_descriptors_to_the_hard_one(dsn, tmp_path):
+    with limited(dsn, 2048, tmp_path, "api", soft=256) as server:
+        text = Path(f"/proc/{server.process.pid}/limits").read_text()
+    assert re.search(r"^Max open files +2048 +2048 ", text, re.MULTILINE), text
 
 
 @contextlib.contextmanager

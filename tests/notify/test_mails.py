@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from html import unescape
 
 import pytest
+from starlette.routing import Match
 
+from ecluse import web
 from ecluse.base.errors import PermanentError
 from ecluse.bootstrap import notify_setup
-from ecluse.engine import Done, Event, Item, Result, WorkContext, pause_lane, resume_lane
+from ecluse.engine import Done, Event, Item, Result, WorkContext, pause_lane, resume_lane, write_events
 from ecluse.notify.dispatch import Recipient, notify
 from ecluse.notify.mail_text import compose
 from ecluse.notify.work import Delivery
@@ -21,6 +24,7 @@ from tests.support.notify_world import SENDER, confirm, mail_server, overloaded_
 from tests.support.runs import end_run
 
 TO = "ops@example.com"
+LINK = re.compile(r"https?://\S+")
 
 
 async def one_is_refused(_: WorkContext, item: Item) -> Result:
@@ -50,6 +54,37 @@ async def test_a_mail_says_what_became_of_the_run_and_why(start_world):
             assert said in text
     text = mail.get_body(("plain",)).get_content().replace("\r\n", "\n")
     assert "selected: 3\n  successful: 2\n  failed: 1\n  ignored: 0\n" in text
+
+
+async def test_a_mail_about_an_event_without_a_run_leads_to_the_page_of_its_record(start_world):
+    records = {
+        "rule_run:7": "/ui/pricing/runs/7",
+        "pricing_project:3": "/ui/pricing?project=3",
+        "job:j-1": "/ui/jobs/j-1",
+        "company:552032534": "/ui/requests?siren=552032534",
+        "thing:4": None,
+        "job:../x": "/ui/jobs/..%2Fx",
+    }
+    async with mail_server() as mailbox:
+        pages = notify_setup(Settings(), "", None).pages
+        world = await start_world(smtp=smtp_of(mailbox), public_url="https://ecluse.example.com/", pages=pages)
+        await world.mail_endpoint(TO)
+        async with world.kit.pool.connection() as connection, connection.transaction():
+            told = [Event("default", one, f"about.{n}", one, {}, "test") for n, one in enumerate(records)]
+            await write_events(connection, told)
+        await world.settled(len(records))
+    links = {mail["Subject"]: LINK.findall(mail.get_body(("plain",)).get_content()) for mail in mailbox.taken}
+    assert links == {
+        f"Ecluse: about.{n}": [f"https://ecluse.example.com{page}"] if page else []
+        for n, page in enumerate(records.values())
+    }
+
+
+@pytest.mark.parametrize("path", notify_setup(Settings(), "", None).pages.values())
+def test_the_pages_that_mails_lead_to_exist(path):
+    asked = {"type": "http", "method": "GET", "path": path.format("1").partition("?")[0]}
+    pages = [route for part in web.PARTS for route in part.routes.routes if route.path != "/ui/{rest:path}"]
+    assert any(route.matches(asked)[0] is Match.FULL for route in pages)
 
 
 async def one_never_ends(context: WorkContext, item: Item) -> Result:
@@ -235,12 +270,12 @@ def delivery(**changed) -> Delivery:
     facts = {"run_id": 1, "tenant_id": "default", "endpoint_id": 1, "kind": "mail", "recipient": TO}
     facts |= {"secret_name": None, "url_name": None, "event_key": "e1", "event_type": "thing.done", "about_run": None}
     facts |= {"message": message, "begun": False, "sent": False, "wanted": True, "confirmed": True, "rotating": False}
-    facts |= {"dedup_key": None, "superseded": False, "too_early": False}
+    facts |= {"dedup_key": None, "superseded": False, "too_early": False, "aggregate": None}
     return Delivery(**facts | changed)
 
 
 def composed(one: Delivery, run=None):
-    return compose(one, run, sender=SENDER, at=datetime.now(UTC), public_url=None)
+    return compose(one, run, sender=SENDER, at=datetime.now(UTC), look=None)
 
 
 INJECTED = "done\r\nBcc: all@example.com\r\n\r\nbody"

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import sqlalchemy
-from alembic import command
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ecluse.db import embedded
@@ -125,8 +123,4 @@ def address(dsn: str) -> Path | tuple[str, int]:
 
 def upgrade_to(dsn: str, revision: str) -> None:
     """Bring the schema of a database to this revision, which may be an old one."""
-    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-    with engine.connect() as connection:
-        command.upgrade(revisions.config_for(connection), revision)
-        connection.commit()
-    engine.dispose()
+    revisions.run_own(dsn, revision)

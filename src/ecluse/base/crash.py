@@ -11,6 +11,7 @@ import signal
 POINTS = (
     "before workflow start",
     "after workflow start",
+    "after take",
     "after begin",
     "after select",
     "in fan-out",

@@ -167,6 +167,15 @@ def open_realtime(settings: Settings, secrets: Secrets | None, limits: Limits, l
     )
 
 
+# The pages about records other than runs that events are about, for mails; `{kind}:{id}` is the aggregate of an event.
+PAGES_OF_EVENTS = {
+    "rule_run": "/ui/pricing/runs/{}",
+    "pricing_project": "/ui/pricing?project={}",
+    "job": "/ui/jobs/{}",
+    "company": "/ui/requests?siren={}",
+}
+
+
 def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup:
     """Return the settings of the notifications flow; without SMTP_HOST and MAIL_FROM it sends no mail."""
     from ecluse.notify.work import Setup, Smtp  # only servers send notifications
@@ -193,6 +202,7 @@ def notify_setup(settings: Settings, dsn: str, secrets: Secrets | None) -> Setup
         webhook_timeout=settings.ECLUSE_WEBHOOK_TIMEOUT_SECONDS,
         smtp=smtp,
         public_url=settings.ECLUSE_PUBLIC_URL,
+        pages=PAGES_OF_EVENTS,
         mails_per_day=settings.ECLUSE_MAILS_PER_DAY,
         connections=min(DELIVERING, settings.ECLUSE_DB_POOL),
     )

@@ -27,13 +27,13 @@ def build_indexes(indexes: Mapping[str, str]) -> None:
             connection.execute(f"CREATE {unique}INDEX CONCURRENTLY IF NOT EXISTS {name} ON {table}")
 
 
-def update_in_batches(table: str, change: str) -> None:
-    """Run `UPDATE table SET change` over all rows, BATCH ids at a time, each batch in its own transaction: a writer
-    waits for one batch at most. The table must have a column `id`; rows added meanwhile may be left unchanged."""
+def update_in_batches(table: str, change: str, where: str = "true", *, key: str = "id") -> None:
+    """Run `UPDATE table SET change WHERE where`, BATCH values of `key` at a time, each batch in its own transaction: a
+    writer waits for one batch at most. `key` is a number with an index; rows added meanwhile may be left unchanged."""
     with _outside_transaction() as connection:
-        (last,) = connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone() or (0,)  # noqa: S608
+        (last,) = connection.execute(f"SELECT coalesce(max({key}), 0) FROM {table}").fetchone() or (0,)  # noqa: S608
         for start in range(0, last, BATCH):
-            statement = f"UPDATE {table} SET {change} WHERE id > %s AND id <= %s"  # noqa: S608 - our own words
+            statement = f"UPDATE {table} SET {change} WHERE {key} > %s AND {key} <= %s AND ({where})"  # noqa: S608
             connection.execute(statement, (start, start + BATCH))
 
 

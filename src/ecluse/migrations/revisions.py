@@ -30,12 +30,13 @@ PATIENCE_SECONDS = 300.0
 log = structlog.get_logger(__name__)
 
 
-def run_own(dsn: str) -> None:
-    """Run the missing revisions of Ecluse. Raise SetUpError if the database is newer than this program."""
+def run_own(dsn: str, to: str = "head") -> None:
+    """Run the missing revisions of Ecluse up to this one. Raise SetUpError if the database is newer than this
+    program."""
     with _engine(dsn).connect() as connection:
         config = config_for(connection)
         _refuse_newer(connection, config)
-        _patiently(lambda: command.upgrade(config, "head"))
+        _patiently(lambda: command.upgrade(config, to))
         connection.commit()
 
 

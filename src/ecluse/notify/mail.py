@@ -19,7 +19,7 @@ from ecluse.db.connect import Connection, Pool
 from ecluse.engine import VENDOR_DOWN, Done, Item, Result, WorkContext
 from ecluse.insight import run_queries
 from ecluse.notify import confirmation_tokens
-from ecluse.notify.mail_text import LONGEST_TEXT, address_of, compose, request_to_confirm
+from ecluse.notify.mail_text import LONGEST_TEXT, address_of, compose, page_link, request_to_confirm
 from ecluse.notify.rules import CONFIRM
 from ecluse.notify.work import Delivery, Resources, Setup, Smtp, load
 from ecluse.vendors.hiding import HiddenKeys
@@ -82,7 +82,8 @@ async def send(context: WorkContext, item: Item) -> Result:
             if delivery.about_run is not None:
                 with suppress(NotFound):
                     run = await run_queries.show_run(connection, delivery.tenant_id, delivery.about_run)
-            mail = compose(delivery, run, sender=smtp.sender, at=context.now(), public_url=own.setup.public_url)
+            look = page_link(delivery, run, own.setup.pages, own.setup.public_url)
+            mail = compose(delivery, run, sender=smtp.sender, at=context.now(), look=look)
         else:
             raise PermanentError("The address is not confirmed: its link was not followed", code="NOT_CONFIRMED")
     if mail is None:

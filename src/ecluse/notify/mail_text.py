@@ -11,6 +11,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime, parseaddr
 from html import escape
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from ecluse.base.masking import masked, masked_value
 from ecluse.base.text import storable
@@ -44,11 +45,22 @@ class Fact(NamedTuple):
         return f'<a href="{text}">{text}</a>' if self.link else text
 
 
+def page_link(
+    delivery: Delivery, run: Mapping[str, Any] | None, pages: Mapping[str, str], public_url: str | None
+) -> str | None:
+    """Return the URL of the page about the run of an event or, without a run, about the record in its aggregate. None
+    if there is no such page, or if the address of the pages, `public_url`, is not known."""
+    kind, _, record = (delivery.aggregate or "").partition(":")
+    path = pages.get(kind) if run is None else "/ui/runs/{}"
+    if path is None or public_url is None:
+        return None
+    return public_url.rstrip("/") + path.format(quote(record if run is None else str(run["id"]), safe=""))
+
+
 def compose(
-    delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, public_url: str | None
+    delivery: Delivery, run: Mapping[str, Any] | None, *, sender: str, at: datetime, look: str | None
 ) -> EmailMessage:
-    """Return the mail about an event and, if there is one, its run. `public_url`: the address of the pages, for a link
-    to the run; None: no link."""
+    """Return the mail about an event and, if there is one, its run; `look`: the URL of the page about it."""
     if run is None:
         subject = delivery.event_type
         data = masked_value(delivery.message["data"])
@@ -68,8 +80,8 @@ def compose(
             rows.append(Fact("reason", _one_line(run["reason"]), free=True))
         if run["selection_incomplete"]:
             rows.append(Fact("selection", _one_line(run["selection_incomplete"]), free=True))
-        if public_url:
-            rows.append(Fact("look at it", f"{public_url.rstrip('/')}/ui/runs/{run['id']}", link=True))
+    if look is not None:
+        rows.append(Fact("look at it", look, link=True))
     title = f"{delivery.event_type}, {delivery.message['timestamp']}"
     return _mail(delivery, subject, title, rows, sender=sender, at=at)
 

@@ -6,9 +6,9 @@ The row of `deliveries` is committed before anything is sent. No database connec
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +49,9 @@ SELECT d.run_id, d.tenant_id, d.endpoint_id, d.kind, coalesce(e.url, d.recipient
                AND m.confirmed_at IS NOT NULL) AS confirmed,
        EXISTS (SELECT FROM secrets o WHERE o.tenant_id = d.tenant_id AND o.name = d.secret_name || ':old'
                AND o.updated_at > ecluse_now() - %(old_signs)s) AS rotating,
-       d.dedup_key, related.superseded IS TRUE AS superseded, related.too_early IS TRUE AS too_early
+       d.dedup_key, related.superseded IS TRUE AS superseded, related.too_early IS TRUE AS too_early, v.aggregate
 FROM deliveries d LEFT JOIN notification_endpoints e ON e.id = d.endpoint_id AND e.tenant_id = d.tenant_id
+LEFT JOIN events_outbox v ON v.tenant_id = d.tenant_id AND v.event_key = d.event_key
 LEFT JOIN LATERAL (
     SELECT bool_or((o.message->>'timestamp')::timestamptz > (d.message->>'timestamp')::timestamptz) AS superseded,
            bool_or((o.message->>'timestamp')::timestamptz < (d.message->>'timestamp')::timestamptz
@@ -78,7 +79,8 @@ class Smtp:
 @dataclass(frozen=True)
 class Setup:
     """Settings of notifications, passed in by the composition root. No `smtp`: mail is not configured; no
-    `read_secret`: there is no key to decrypt secrets with."""
+    `read_secret`: there is no key to decrypt secrets with. `pages`: by the kind in the aggregate of an event, the path
+    of the page about the record, with {} for its id."""
 
     dsn: str
     read_secret: ReadSecret | None = None
@@ -86,6 +88,7 @@ class Setup:
     webhook_timeout: float = 15.0
     smtp: Smtp | None = None
     public_url: str | None = None
+    pages: Mapping[str, str] = field(default_factory=dict)
     mails_per_day: int = 500  # per tenant
     connections: int = DELIVERING
 
@@ -141,6 +144,7 @@ class Delivery(NewDelivery):
     rotating: bool  # the previous secret signs as well
     superseded: bool  # of PagerDuty: a later event of its incident is stored
     too_early: bool  # of PagerDuty: an earlier event of its incident is being sent
+    aggregate: str | None  # of its event: kind and id of a record; None: the event is not in the outbox, or no longer
 
     @property
     def name(self) -> str:

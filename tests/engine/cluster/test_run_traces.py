@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -16,6 +20,7 @@ from ecluse.engine import Done, Item, Result, Start, WorkContext
 from ecluse.engine.cluster.trace_rows import TraceRows
 from ecluse.engine.kit import Kit
 from ecluse.engine.lead.story import Story
+from tests.engine.cluster import crash_child
 from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage
 from tests.support.runs import start_run, wait_for_run
 
@@ -76,6 +81,22 @@ async def test_a_repetition_has_events_of_its_own(start_kit):
     assert first["event_ids"] == [execution["event_id"]] == [f"test-{row['id']}-work-down"]
     assert again["event_ids"] == [f"test-{row['id']}-work-down-retry-1"]
     assert again["round"] == 1
+
+
+@pytest.mark.req("ENG-80")
+async def test_a_run_whose_replica_stopped_after_taking_it_tells_its_begin_after_the_take_over(start_kit, dsn, one):
+    victim = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", crash_child.__name__, dsn, "the-run"),
+        env={**os.environ, "ECLUSE_CRASH_AT": "after take"},
+        stdout=subprocess.DEVNULL,
+    )
+    assert await victim.wait() == -signal.SIGKILL
+    assert one("SELECT state, (SELECT count(*) FROM dbos.operation_outputs) FROM runs") == ("running", 0)
+    with capture_logs() as logs:
+        kit = await start_kit(crash_child.FLOW)
+        await wait_for_run(kit, one("SELECT id FROM runs"), PATIENCE)
+    assert [line for line in told(logs) if line.startswith("START:")] == ["START: run-test"]
+    assert told(logs)[0] == "START: run-test"
 
 
 async def test_succeeding_items_are_not_told_one_by_one(start_kit):

@@ -89,6 +89,7 @@ class NewRuns:
                 crashpoint("after workflow start")
                 for name in {run.flow for run in taken}:
                     await lifecycle.begin_runs(connection, self._flows[name], [r for r in taken if r.flow == name])
+            crashpoint("after take")
             committed.set_result(True)
         finally:
             if not committed.done():

@@ -88,16 +88,15 @@ async def lock_claims(connection: Connection, run_ids: Collection[int], stage: s
     await connection.execute(LOCK_CLAIMS, (list(run_ids), stage))
 
 
-async def begin(connection: Connection, run: Run, flow: Flow) -> bool:
-    """Change the run's status from queued to running, and log it. Return False if it was running already (a replay).
-    Raise ForbiddenTransition if it has ended."""
+async def begin(connection: Connection, run: Run, flow: Flow) -> None:
+    """Change the run's status from queued to running, unless it is running already, and write the first line of its
+    trace. The replica that began a running run stopped before this step was stored, so the line may be missing. Raise
+    ForbiddenTransition if the run has ended."""
     async with connection.transaction():
         status = (await lock_runs(connection, [run.id]))[run.id].status
-        if flow.statuses.meaning[status] is State.RUNNING:
-            return False
-        await set_status(connection, flow, [StatusChange(run, status, State.RUNNING)])
+        if flow.statuses.meaning[status] is not State.RUNNING:
+            await set_status(connection, flow, [StatusChange(run, status, State.RUNNING)])
     trace_begin(run, flow)
-    return True
 
 
 def trace_begin(run: Run, flow: Flow) -> None:

@@ -5,38 +5,39 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import update_in_batches, validate
+
 revision = "0015"
 down_revision = "0014"
 
-RUNS = """
-ALTER TABLE runs DROP CONSTRAINT runs_state_check, DROP CONSTRAINT runs_end_cause_check,
-    ADD COLUMN cancelled integer NOT NULL DEFAULT 0,
-    ADD COLUMN ended_by text,
-    ADD COLUMN ends_waited_for boolean NOT NULL DEFAULT false,
-    ADD COLUMN ending boolean NOT NULL DEFAULT false,
-    ADD COLUMN redrive_of bigint;
+CHECKS = {
+    "runs_state_check": "state IN ('draft', 'queued', 'running', 'succeeded', 'partial', 'failed', 'cancelled',"
+    " 'skipped', 'reverted', 'expired')",
+    "runs_end_cause_check": "end_cause IN ('normal', 'operator', 'parent', 'stale', 'catastrophic')",
+    "runs_cancelled": "cancelled >= 0 AND cancelled <= coalesce(failed, 0)",
+    "runs_cancelled_by": "state <> 'cancelled' OR (ended_by IS NOT NULL AND end_cause IN ('operator', 'parent'))",
+}
+RUNS = f"""
 ALTER TABLE runs
-    ADD CONSTRAINT runs_state_check CHECK (state IN ('draft', 'queued', 'running', 'succeeded', 'partial', 'failed',
-        'cancelled', 'skipped', 'reverted', 'expired')),
-    ADD CONSTRAINT runs_end_cause_check CHECK (end_cause IN ('normal', 'operator', 'parent', 'stale', 'catastrophic')),
-    ADD CONSTRAINT runs_cancelled CHECK (cancelled >= 0 AND cancelled <= coalesce(failed, 0)),
-    ADD CONSTRAINT runs_cancelled_by CHECK (state <> 'cancelled' OR
-        (ended_by IS NOT NULL AND end_cause IN ('operator', 'parent')));
+    ADD COLUMN IF NOT EXISTS cancelled integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS ended_by text,
+    ADD COLUMN IF NOT EXISTS ends_waited_for boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS ending boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS redrive_of bigint;
+ALTER TABLE runs
+    {", ".join(f"DROP CONSTRAINT IF EXISTS {name}" for name in CHECKS)},
+    {", ".join(f"ADD CONSTRAINT {name} CHECK ({condition}) NOT VALID" for name, condition in CHECKS.items())};
 COMMENT ON COLUMN runs.cancelled IS 'of `failed`, the targets that were never finished because the run was cancelled';
 COMMENT ON COLUMN runs.ended_by IS 'of a cancelled run: the person, or the run that it ended with';
 COMMENT ON COLUMN runs.ends_waited_for IS 'ended by force: the runs that only it waited for are still to be ended';
 COMMENT ON COLUMN runs.ending IS 'open, but only runs that were ended by force waited for it: '
     'nothing of it is claimed, and a sweep ends it';
 COMMENT ON COLUMN runs.redrive_of IS 'the run whose targets this one takes once more';
+"""
 
+STAGES = """
 ALTER TABLE stages ADD COLUMN units_failed integer;
 COMMENT ON COLUMN stages.units_failed IS 'of `units`, how many had failed when they were last counted';
-
--- nothing that the trigger counts is changed here
-ALTER TABLE runs DISABLE TRIGGER runs_conserve;
-UPDATE runs SET phase = NULL WHERE ended_at IS NOT NULL AND phase IS NOT NULL;
-UPDATE runs SET redrive_of = parent_run_id WHERE flow = 'automation' AND parent_run_id IS NOT NULL;
-ALTER TABLE runs ENABLE TRIGGER runs_conserve;
 """
 
 AUTOMATION = """
@@ -87,5 +88,12 @@ WHERE r.flow = 'automation';
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (RUNS, AUTOMATION):
+    connection.execute(RUNS)  # type: ignore[union-attr]
+    # The trigger `runs_conserve` counts the outcomes of each ended run once more. It stays enabled: to disable it
+    # between the batches would disable it for the servers, too.
+    update_in_batches("runs", "phase = NULL", "ended_at IS NOT NULL AND phase IS NOT NULL")
+    update_in_batches("runs", "redrive_of = parent_run_id", "flow = 'automation' AND parent_run_id IS NOT NULL")
+    for name in CHECKS:
+        validate("runs", name)
+    for part in (STAGES, AUTOMATION):
         connection.execute(part)  # type: ignore[union-attr]

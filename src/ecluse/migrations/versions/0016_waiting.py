@@ -5,17 +5,24 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import validate
+
 revision = "0016"
 down_revision = "0015"
 
-WAITING = """
+ITEMS = """
 ALTER TABLE items
-    ADD COLUMN postponed_cause text CHECK (postponed_cause IN ('lease', 'postponed')),
-    ADD COLUMN postponed_why   text,
-    ADD CONSTRAINT items_postponed CHECK ((postponed_cause IS NULL) = (postponed_why IS NULL));
+    ADD COLUMN IF NOT EXISTS postponed_cause text,
+    ADD COLUMN IF NOT EXISTS postponed_why   text,
+    DROP CONSTRAINT IF EXISTS items_postponed_cause_check,
+    DROP CONSTRAINT IF EXISTS items_postponed,
+    ADD CONSTRAINT items_postponed_cause_check CHECK (postponed_cause IN ('lease', 'postponed')) NOT VALID,
+    ADD CONSTRAINT items_postponed CHECK ((postponed_cause IS NULL) = (postponed_why IS NULL)) NOT VALID;
 -- `items_waiting` says the same of a lane; what a claim takes leaves both, and finishing an item touches neither
 COMMENT ON COLUMN items.postponed_why IS 'what its last execution waits for until due_at; NULL once it has run';
+"""
 
+WAITING = """
 ALTER TABLE claims ADD COLUMN done_at timestamptz;
 COMMENT ON COLUMN claims.done_at IS 'when one of its items was last done or ignored';
 
@@ -26,4 +33,7 @@ COMMENT ON COLUMN stages.next_round_at IS 'the gate opens another round then for
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
+    connection.execute(ITEMS)  # type: ignore[union-attr]
+    for name in ("items_postponed_cause_check", "items_postponed"):
+        validate("items", name)
     connection.execute(WAITING)  # type: ignore[union-attr]

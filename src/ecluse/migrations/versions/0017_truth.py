@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import update_in_batches
+
 revision = "0017"
 down_revision = "0016"
 
 # A stage stores how many rounds it may open: with none left, a failure is final. Among runs that are open during the
 # upgrade only those of automation have rounds; their number is in the run's snapshot.
 STAGES = """
-ALTER TABLE stages ADD COLUMN rounds smallint NOT NULL DEFAULT 0;
+ALTER TABLE stages ADD COLUMN IF NOT EXISTS rounds smallint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN stages.rounds IS 'how many rounds may be opened after the first; with none left a failure is final';
-UPDATE stages s SET rounds = (f.config_snapshot ->> 'max_retries')::smallint FROM automation_run_facts f
-WHERE s.run_id = f.run_id AND s.ended_at IS NULL AND (f.config_snapshot ->> 'retry_failed')::boolean;
-
+"""
+ROUNDS = """
+rounds = coalesce((SELECT (f.config_snapshot ->> 'max_retries')::smallint FROM automation_run_facts f
+    WHERE f.run_id = stages.run_id AND (f.config_snapshot ->> 'retry_failed')::boolean), 0)
 """
 
 # One row per failed item, in three parts: targets of the run itself; fiches whose details could not be fetched and are
@@ -124,5 +127,7 @@ FROM run_log l JOIN runs r ON r.id = l.run_id AND r.flow = 'automation';
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (STAGES, FINAL, EXPECTED, LOG):
+    connection.execute(STAGES)  # type: ignore[union-attr]
+    update_in_batches("stages", ROUNDS, "ended_at IS NULL", key="run_id")
+    for part in (FINAL, EXPECTED, LOG):
         connection.execute(part)  # type: ignore[union-attr]

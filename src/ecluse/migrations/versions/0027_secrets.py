@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import build_indexes, validate
+
 revision = "0027"
 down_revision = "0026"
 
 # Rows of refusals are dated by the minute: the index makes them one row per minute, actor and subject.
+INDEXES = {
+    "audit_trail_refusals": "UNIQUE audit_trail (tenant_id, actor, action, subject, at) WHERE times IS NOT NULL",
+}
 TRAIL = """
-ALTER TABLE audit_trail ADD COLUMN times integer CHECK (times > 0);
-CREATE UNIQUE INDEX audit_trail_refusals ON audit_trail (tenant_id, actor, action, subject, at)
-    WHERE times IS NOT NULL;
+ALTER TABLE audit_trail
+    ADD COLUMN IF NOT EXISTS times integer,
+    DROP CONSTRAINT IF EXISTS audit_trail_times_check,
+    ADD CONSTRAINT audit_trail_times_check CHECK (times > 0) NOT VALID;
 COMMENT ON COLUMN audit_trail.times IS 'of refusals: how many within the minute that begins at `at`; NULL: one action';
 
 CREATE OR REPLACE VIEW trail AS
@@ -54,11 +60,8 @@ CREATE TABLE mail_counts (
 COMMENT ON TABLE mail_counts IS 'mails handed to the server for the tenant on its latest day with mails, in UTC';
 """
 
-# The URLs themselves are sealed by a scheduler, which has the key.
+# The URLs themselves are sealed by a scheduler, which has the key. Deliveries are read before their table is locked.
 URLS = """
-ALTER TABLE deliveries ADD COLUMN url_name text;
-COMMENT ON COLUMN deliveries.recipient IS 'a mail address; of a webhook the origin, its URL is sealed';
-COMMENT ON COLUMN deliveries.url_name IS 'of a webhook without an endpoint: the name that its URL is sealed under';
 COMMENT ON COLUMN notification_endpoints.url IS 'of a webhook the origin; its URL is sealed as webhook:<id>:url';
 COMMENT ON COLUMN automation_settings.webhook_url IS 'the origin; the URL is sealed as schedule:<id>:webhook:url';
 ALTER TABLE maintenance DROP CONSTRAINT maintenance_what_check,
@@ -68,10 +71,16 @@ SELECT 'seal urls', '', 'migration:0027', ecluse_now() FROM clock_offset
 WHERE EXISTS (SELECT FROM notification_endpoints WHERE kind = 'webhook')
    OR EXISTS (SELECT FROM automation_settings WHERE webhook_url IS NOT NULL)
    OR EXISTS (SELECT FROM deliveries WHERE kind = 'webhook');
+ALTER TABLE deliveries ADD COLUMN url_name text;
+COMMENT ON COLUMN deliveries.recipient IS 'a mail address; of a webhook the origin, its URL is sealed';
+COMMENT ON COLUMN deliveries.url_name IS 'of a webhook without an endpoint: the name that its URL is sealed under';
 """
 
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (TRAIL, MAILS, URLS):
+    connection.execute(TRAIL)  # type: ignore[union-attr]
+    validate("audit_trail", "audit_trail_times_check")
+    build_indexes(INDEXES)
+    for part in (MAILS, URLS):
         connection.execute(part)  # type: ignore[union-attr]

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import build_indexes, update_in_batches, validate
+
 revision = "0031"
 down_revision = "0030"
 
-EXECUTIONS = """
+INDEXES = {
+    "rule_runs_open": "rule_runs (id) WHERE status IN ('QUEUED', 'APPLYING')",
+    "rule_targets_variant": "rule_targets (tenant_id, variant_id)",
+    "rule_executions_run": "rule_executions (rule_run_id, run_id)",
+}
+CHECKS = {
+    "rule_runs_canary_check": "canary > 0",
+    "rule_runs_max_failure_rate_check": "max_failure_rate >= 0 AND max_failure_rate < 1",
+    "rule_runs_planned": "status = 'PREVIEW' OR plan_hash IS NOT NULL",
+}
+COLUMNS = f"""
 ALTER TABLE rule_runs ALTER plan_hash DROP NOT NULL, ALTER totals DROP NOT NULL,
-    ADD canary integer CHECK (canary > 0),
-    ADD max_failure_rate double precision CHECK (max_failure_rate >= 0 AND max_failure_rate < 1),
-    ADD stopped_reason text,
-    ADD corrects_id bigint,
-    ADD CONSTRAINT rule_runs_planned CHECK (status = 'PREVIEW' OR plan_hash IS NOT NULL);
-CREATE INDEX rule_runs_open ON rule_runs (id) WHERE status IN ('QUEUED', 'APPLYING');
+    ADD COLUMN IF NOT EXISTS canary integer,
+    ADD COLUMN IF NOT EXISTS max_failure_rate double precision,
+    ADD COLUMN IF NOT EXISTS stopped_reason text,
+    ADD COLUMN IF NOT EXISTS corrects_id bigint,
+    {", ".join(f"DROP CONSTRAINT IF EXISTS {name}" for name in CHECKS)},
+    {", ".join(f"ADD CONSTRAINT {name} CHECK ({condition}) NOT VALID" for name, condition in CHECKS.items())};
 COMMENT ON COLUMN rule_runs.plan_hash IS 'null until the catalogue is read';
 COMMENT ON COLUMN rule_runs.canary IS 'so many targets are applied first';
 COMMENT ON COLUMN rule_runs.stopped_reason IS 'why nothing more is sent in this round';
 COMMENT ON COLUMN rule_runs.corrects_id IS 'the run whose mismatches it corrects';
 
-ALTER TABLE rule_targets ADD begun_at timestamptz, ADD rollback_error_code text, ADD rollback_error text;
-CREATE INDEX rule_targets_variant ON rule_targets (tenant_id, variant_id);
+ALTER TABLE rule_targets
+    ADD COLUMN IF NOT EXISTS begun_at timestamptz,
+    ADD COLUMN IF NOT EXISTS rollback_error_code text,
+    ADD COLUMN IF NOT EXISTS rollback_error text;
 COMMENT ON COLUMN rule_targets.begun_at IS 'the end of its first execution in this round';
 COMMENT ON COLUMN rule_targets.rollback_error_code IS 'of its last rollback that failed';
 
-ALTER TABLE rule_exclusions ADD tenant_id text;
-UPDATE rule_exclusions e SET tenant_id = r.tenant_id FROM rule_runs r WHERE r.id = e.rule_run_id;
-ALTER TABLE rule_exclusions ALTER tenant_id SET NOT NULL;
-CREATE INDEX rule_executions_run ON rule_executions (rule_run_id, run_id);
+ALTER TABLE rule_exclusions ADD COLUMN IF NOT EXISTS tenant_id text;
+"""
+OWNED = "tenant_id = (SELECT r.tenant_id FROM rule_runs r WHERE r.id = rule_run_id)"
+GIVEN = """
+ALTER TABLE rule_exclusions DROP CONSTRAINT IF EXISTS rule_exclusions_tenant,
+    ADD CONSTRAINT rule_exclusions_tenant CHECK (tenant_id IS NOT NULL) NOT VALID;
+"""
+
+RECONCILIATIONS = """
+ALTER TABLE rule_exclusions ALTER tenant_id SET NOT NULL, DROP CONSTRAINT rule_exclusions_tenant;
 
 CREATE TABLE rule_reconciliations (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -70,4 +90,12 @@ COMMENT ON COLUMN rule_mismatches.actual IS 'null: the shop does not have it any
 
 
 def upgrade() -> None:
-    op.get_bind().connection.driver_connection.execute(EXECUTIONS)  # type: ignore[union-attr]
+    connection = op.get_bind().connection.driver_connection
+    connection.execute(COLUMNS)  # type: ignore[union-attr]
+    for name in CHECKS:
+        validate("rule_runs", name)
+    build_indexes(INDEXES)
+    update_in_batches("rule_exclusions", OWNED, key="rule_run_id")
+    connection.execute(GIVEN)  # type: ignore[union-attr]
+    validate("rule_exclusions", "rule_exclusions_tenant")
+    connection.execute(RECONCILIATIONS)  # type: ignore[union-attr]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import build_indexes
+
 revision = "0035"
 down_revision = "0034"
 
@@ -20,10 +22,8 @@ UNION ALL
 SELECT former_credential_hash, 0, hostname, tenant_id, 'agent', 'ALL', '{}'::text[], NULL, NULL, id, host_id
 FROM job_agents WHERE revoked_at IS NULL AND former_credential_hash IS NOT NULL;
 COMMENT ON VIEW credentials IS 'what a request may authenticate with: keys of people and programs, and of agents';
-
-DROP INDEX job_runs_claims;
-CREATE INDEX job_runs_claims ON job_runs (agent_id, claim_key) WHERE claim_key IS NOT NULL;
 """
+CLAIMS = {"job_runs_claims": "job_runs (agent_id, claim_key) WHERE claim_key IS NOT NULL"}
 
 VIEWS = """
 CREATE VIEW job_list AS
@@ -58,5 +58,7 @@ FROM job_agents a JOIN job_hosts h ON h.id = a.host_id;
 
 
 def upgrade() -> None:
+    op.execute("DROP INDEX IF EXISTS job_runs_claims")
+    build_indexes(CLAIMS)
     for part in (CREDENTIALS, VIEWS):
         op.get_bind().connection.driver_connection.execute(part)  # type: ignore[union-attr]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from alembic import op
 
+from ecluse.migrations.online import build_indexes, validate
+
 revision = "0036"
 down_revision = "0035"
 
 LEASES = """
 ALTER TABLE leases DROP CONSTRAINT leases_holder,
-    ADD CONSTRAINT leases_holder CHECK (num_nonnulls(run_id, ttl) >= 1 AND (ttl IS NULL) = (expires_at IS NULL));
-DROP INDEX leases_of_processes;
-CREATE INDEX leases_of_replicas ON leases (replica_id) WHERE ended_at IS NULL AND replica_id IS NOT NULL;
+    ADD CONSTRAINT leases_holder CHECK
+        (num_nonnulls(run_id, ttl) >= 1 AND (ttl IS NULL) = (expires_at IS NULL)) NOT VALID;
 COMMENT ON COLUMN leases.run_id IS 'held by a run, for as long as it is open; with a ttl, its replica extends it';
 """
+INDEXES = {"leases_of_replicas": "leases (replica_id) WHERE ended_at IS NULL AND replica_id IS NOT NULL"}
 
 COMPANIES = """
+DROP INDEX leases_of_processes;
 ALTER TABLE tenants ADD COLUMN api_entreprise_recipient text CHECK (api_entreprise_recipient ~ '^[0-9]{14}$');
 COMMENT ON COLUMN tenants.api_entreprise_recipient IS
     'the tenant may see what API Entreprise says, and asks it for this SIRET; null: neither';
@@ -135,5 +138,7 @@ FROM requests r JOIN companies c ON c.siren = r.company_siren;
 
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
-    for part in (LEASES, COMPANIES):
-        connection.execute(part)  # type: ignore[union-attr]
+    connection.execute(LEASES)  # type: ignore[union-attr]
+    validate("leases", "leases_holder")
+    build_indexes(INDEXES)
+    connection.execute(COMPANIES)  # type: ignore[union-attr]
