@@ -60,7 +60,7 @@ def test_a_call_that_does_not_fit_is_reserved_nowhere() -> None:
         ({"run": "0.5"}, NOW + UNTIL_RAISED, "budget of run 7 has 0.1 left"),
         ({"run": "0.5"}, NOW + UNTIL_RAISED, "it continues when it is raised"),
         ({"day": "0.5", "run": "0.5"}, NOW + UNTIL_RAISED, "it continues when they are raised"),
-        ({"day": "0.65"}, NOW + AGAIN, "calls in flight hold the rest of the day's budget"),
+        ({"day": "0.65"}, NOW + AGAIN, "calls in flight held the rest of the day's budget"),
     ],
 )
 def test_a_call_waits_for_the_budget_that_takes_longest(budgets: dict[str, str], until: datetime, words: str) -> None:
@@ -77,7 +77,7 @@ def test_all_budgets_without_room_are_named_and_how_much_of_each_is_of_unknown_c
     assert over.why == (
         "the day's budget of tenant t is used up (0.4 of 0.4 spent, 0.1 reserved; this call may cost 0.2); the month's"
         " budget of schedule 3 has 0.1 left, too little for this call (0.4 of 0.5 spent, 0.1 reserved); calls in flight"
-        " hold the rest of the day's budget of schedule 3 (0.4 of 0.65 spent, 0.1 reserved); it continues at 2027-01-01"
+        " held the rest of the day's budget of schedule 3 (0.4 of 0.65 spent, 0.1 reserved); it continues at 2027-01-01"
         " 00:00:00Z, or when they are raised"
     )
     said = reason(over.refused[:2], {DAY: Decimal("0.3"), MONTH_OF_SCHEDULE: Decimal(0)})
@@ -99,6 +99,8 @@ def test_other_calls_are_told_only_of_budgets_that_they_count_against(
     over = admit(Decimal("0.2"), KEYS, totals(**budgets), NOW)
     assert over is not None
     said = over.why_others
+    assert "a call of the same stage may cost 0.2" in said
+    assert "this call" not in said
     assert {one for one in ("budget of run 7", "tenant t", "schedule 3") if one in said} == set(named)
 
 

@@ -384,3 +384,52 @@ async def test_a_call_that_was_refused_right_before_a_raise_is_woken_all_the_sam
     query("UPDATE items SET postponed_cause = 'budget', postponed_why = 'x', due_at = ecluse_now() + interval '1 hour'")
     await budgets.wake_after_changes(kit.pool)
     assert query("SELECT postponed_cause, due_at <= ecluse_now() FROM items") == [(None, True)]
+
+
+async def test_calls_that_wait_for_those_in_flight_are_woken_when_there_is_room(start_kit, query):
+    """Long before they are tried again by themselves."""
+    first, answer = [], asyncio.Event()
+
+    async def work(context, item):
+        await context.pay(item, charge=Charge("llm", "m", PRICE))
+        first.append(item.key)
+        await answer.wait()
+        return Done(cost=Decimal("0.05"))
+
+    one = stage(work, paid=True, lane=Lane("paid"))
+    kit = await start_kit(f := Flow("test", (one,), None, Targets), sweep_every=60.0)
+    await put(kit, "0.6")
+    run = await begin(kit, one, f, 6)
+
+    async def held():
+        found = await why(kit, run)
+        return found if found.waiting == 4 and found.groups[0].cause == "budget" else None
+
+    waiting = await until(held)
+    assert "calls in flight held the rest of the day's budget of tenant default (0 of 0.6 spent" in waiting.summary
+    assert query("SELECT trim_scale(awaited)::text FROM spend_totals WHERE period = 'day'") == [("0.3",)]
+    answer.set()
+    ended = await wait_for_run(kit, run, timedelta(seconds=6))
+    assert (ended["status"], ended["successful"], ended["cost"]) == ("completed", 6, Decimal("0.3"))
+    assert query("SELECT count(awaited) FROM spend_totals") == [(0,)]
+
+
+async def test_a_total_that_calls_in_flight_still_hold_or_have_used_up_wakes_calls_only_once(idle, query):
+    kit, one, f = idle
+    await put(kit, "0.6")
+    first, second, third = await claimed_items(kit, one, f, 3)
+    charge = Charge("llm", "m", PRICE)
+    async with kit.pool.connection() as connection:
+        await reservations.reserve(connection, [PaidCallRequest(each, charge) for each in (first, second, third)])
+        query(
+            "UPDATE items SET claim_id = NULL, postponed_cause = 'budget', postponed_why = 'x', due_at = ecluse_now()"
+        )
+        await budgets.wake_after_calls(kit.pool)
+        assert query("SELECT count(postponed_cause) FROM items") == [(3,)]
+        for each in (first, second):  # for all that was reserved: nothing is left
+            await reservations.settle_costs(connection, {each.claim_key: Settlement("settled")})
+        await budgets.wake_after_calls(kit.pool)
+        assert query("SELECT count(postponed_cause) FROM items") == [(0,)]
+        query("UPDATE items SET postponed_cause = 'budget', postponed_why = 'x'")
+        await budgets.wake_after_calls(kit.pool)
+        assert query("SELECT count(postponed_cause) FROM items") == [(3,)]

@@ -56,6 +56,12 @@ UPDATE spend_totals t SET used_up = true FROM {KEYS}
 WHERE {" AND ".join(f"t.{name} = k.{name}" for name in KEY.split(", "))}
 """  # noqa: S608 - our own names
 
+AWAITED = f"""
+UPDATE spend_totals t SET awaited = least(t.awaited, k.most)
+FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::text[], %s::date[], %s::numeric[]) AS k({KEY}, most)
+WHERE {" AND ".join(f"t.{name} = k.{name}" for name in KEY.split(", "))}
+"""  # noqa: S608 - our own names
+
 # The totals that a row `c` of paid_calls counts in, as `totals_of` names them.
 SHARES = """CROSS JOIN LATERAL (VALUES
     ('tenant', 0::bigint, 'day', c.day), ('tenant', 0, 'month', date_trunc('month', c.day::timestamp)::date),
@@ -168,6 +174,8 @@ async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> 
         refused = [one for over in found.values() if over is not None for one in over.refused]
         if used_up := {one.key for one in refused if one.used_up}:
             await connection.execute(USED_UP, _columns(used_up))
+        if held := sorted({(*one.key, one.most) for one in refused if one.in_flight}):
+            await connection.execute(AWAITED, _columns(held))
     if not refused:
         return found
     # Now that the totals are not locked any more.
@@ -258,5 +266,5 @@ def _row(one: PaidCallRequest, root: Root, day: date) -> dict[str, Any]:
     }
 
 
-def _columns(keys: Iterable[TotalKey]) -> list[list[Any]]:
-    return [list(column) for column in zip(*keys, strict=True)]
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]

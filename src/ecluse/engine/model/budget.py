@@ -13,7 +13,7 @@ Scope = Literal["tenant", "schedule", "run"]  # from the widest
 Period = Literal["day", "month", "all"]
 SCOPES: Sequence[Scope] = get_args(Scope)
 
-AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget
+AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget; at the latest
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
 # If a call does not fit into the rest of a budget, and the rest is at most this part of the budget, no other call is
 # expected to fit.
@@ -123,7 +123,8 @@ class Exceeded(NamedTuple):
         """The reason for other calls that count against the first budget: it names the budgets that all of them have in
         common."""
         common = SCOPES[: SCOPES.index(self.key.scope) + 1]
-        return reason([one for one in self.refused if one.key.scope in common], self.unknown)
+        refused = [one for one in self.refused if one.key.scope in common]
+        return reason(refused, self.unknown, "a call of the same stage")
 
 
 def totals_of(tenant: str, schedule: int | None, run: int, run_day: date, today: date) -> list[TotalKey]:
@@ -160,16 +161,16 @@ def _refusal(most: Decimal, key: TotalKey, total: Total, now: datetime) -> Refus
     return Refusal(*figures, key.renewed_at or now + UNTIL_RAISED, used_up, used_up)
 
 
-def reason(refused: Sequence[Refusal], unknown: Unknown = EMPTY) -> str:
-    """Return why a call waits: each budget without room for it, and when it continues. `unknown`: the part of what is
-    spent that is the cost of calls which may have been made, by the key of the total."""
+def reason(refused: Sequence[Refusal], unknown: Unknown = EMPTY, refused_call: str = "this call") -> str:
+    """Return why a call waits: each budget without room for the call that was refused, and when it continues.
+    `unknown`: the part of what is spent that is the cost of calls which may have been made, by the key of the total."""
     first, parts = refused[0], []
     for one in refused:
         left = one.budget - one.spent
-        is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for this call"
-        said = f"calls in flight hold the rest of the {one.key}" if one.in_flight else f"the {one.key} {is_so}"
+        is_so = "is used up" if left <= 0 else f"has {amount(left)} left, too little for {refused_call}"
+        said = f"calls in flight held the rest of the {one.key}" if one.in_flight else f"the {one.key} {is_so}"
         spent = spent_of(one.spent, one.budget, unknown.get(one.key, Decimal(0)))
-        call = f"; this call may cost {amount(one.most)}" if one is first else ""
+        call = f"; {refused_call} may cost {amount(one.most)}" if one is first else ""
         parts.append(f"{said} ({spent}, {amount(one.reserved)} reserved{call})")
     raised = "when it is raised" if len(refused) == 1 else "when they are raised"
     renewed = first.key.renewed_at
