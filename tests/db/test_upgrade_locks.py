@@ -105,7 +105,7 @@ WORK = {
     "0030": [
         "UPDATE rule_runs SET actor = actor WHERE id = 1",
         "UPDATE rule_targets SET attempts = 0 WHERE id = 1",
-        "UPDATE rule_exclusions SET reason = reason WHERE rule_run_id = 1 AND variant_id = '1'",
+        "SELECT reason FROM rule_exclusions WHERE rule_run_id = 1 AND variant_id = '1'",
     ],
     "0034": ["UPDATE job_runs SET fence = fence + 1 WHERE id = '1'"],
 }

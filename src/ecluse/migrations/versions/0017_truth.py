@@ -16,8 +16,12 @@ ALTER TABLE stages ADD COLUMN IF NOT EXISTS rounds smallint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN stages.rounds IS 'how many rounds may be opened after the first; with none left a failure is final';
 """
 ROUNDS = """
-rounds = coalesce((SELECT (f.config_snapshot ->> 'max_retries')::smallint FROM automation_run_facts f
-    WHERE f.run_id = stages.run_id AND (f.config_snapshot ->> 'retry_failed')::boolean), 0)
+rounds = (SELECT (f.config_snapshot ->> 'max_retries')::smallint FROM automation_run_facts f
+    WHERE f.run_id = stages.run_id)
+"""
+OPEN_WITH_ROUNDS = """
+ended_at IS NULL AND EXISTS (SELECT FROM automation_run_facts f
+    WHERE f.run_id = stages.run_id AND (f.config_snapshot ->> 'retry_failed')::boolean)
 """
 
 # One row per failed item, in three parts: targets of the run itself; fiches whose details could not be fetched and are
@@ -128,6 +132,6 @@ FROM run_log l JOIN runs r ON r.id = l.run_id AND r.flow = 'automation';
 def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
     connection.execute(STAGES)  # type: ignore[union-attr]
-    update_in_batches("stages", ROUNDS, "ended_at IS NULL", key="run_id")
+    update_in_batches("stages", ROUNDS, OPEN_WITH_ROUNDS, key="run_id")
     for part in (FINAL, EXPECTED, LOG):
         connection.execute(part)  # type: ignore[union-attr]

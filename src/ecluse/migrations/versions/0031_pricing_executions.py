@@ -39,13 +39,11 @@ ALTER TABLE rule_targets
 COMMENT ON COLUMN rule_targets.begun_at IS 'the end of its first execution in this round';
 COMMENT ON COLUMN rule_targets.rollback_error_code IS 'of its last rollback that failed';
 
-ALTER TABLE rule_exclusions ADD COLUMN IF NOT EXISTS tenant_id text;
-"""
-OWNED = "tenant_id = (SELECT r.tenant_id FROM rule_runs r WHERE r.id = rule_run_id)"
-GIVEN = """
-ALTER TABLE rule_exclusions DROP CONSTRAINT IF EXISTS rule_exclusions_tenant,
+ALTER TABLE rule_exclusions ADD COLUMN IF NOT EXISTS tenant_id text,
+    DROP CONSTRAINT IF EXISTS rule_exclusions_tenant,
     ADD CONSTRAINT rule_exclusions_tenant CHECK (tenant_id IS NOT NULL) NOT VALID;
 """
+OWNED = "tenant_id = (SELECT r.tenant_id FROM rule_runs r WHERE r.id = rule_run_id)"
 
 RECONCILIATIONS = """
 ALTER TABLE rule_exclusions ALTER tenant_id SET NOT NULL, DROP CONSTRAINT rule_exclusions_tenant;
@@ -96,6 +94,5 @@ def upgrade() -> None:
         validate("rule_runs", name)
     build_indexes(INDEXES)
     update_in_batches("rule_exclusions", OWNED, key="rule_run_id")
-    connection.execute(GIVEN)  # type: ignore[union-attr]
     validate("rule_exclusions", "rule_exclusions_tenant")
     connection.execute(RECONCILIATIONS)  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ SELECT former_credential_hash, 0, hostname, tenant_id, 'agent', 'ALL', '{}'::tex
 FROM job_agents WHERE revoked_at IS NULL AND former_credential_hash IS NOT NULL;
 COMMENT ON VIEW credentials IS 'what a request may authenticate with: keys of people and programs, and of agents';
 """
+# The same name, and more rows: while it is built, agents find their claims by reading the attempts.
 CLAIMS = {"job_runs_claims": "job_runs (agent_id, claim_key) WHERE claim_key IS NOT NULL"}
 
 VIEWS = """
