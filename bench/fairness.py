@@ -30,6 +30,7 @@ import psycopg
 import uvloop
 
 from bench.cores import per_second, used
+from bench.goals import judged, show
 from bench.harness import fresh_database
 from bench.reads import process, quantile, ready
 from bench.server import server
@@ -48,13 +49,6 @@ FILES = 1_024
 # Each address has a share of the connections; 127.0.0.1 is that of a proxy, which has no limit.
 VICTIMS_ADDRESS, ATTACKERS_ADDRESS = ("127.0.0.2", 0), ("127.0.0.3", 0)
 PLAN = {"name": "many", "fiche_selection": {"mode": "manual", "fiche_ids": [f"{n:06d}" for n in range(IDS)]}}
-
-# Of what the victim notices: the figure, its quantile, and the most milliseconds that it may be. And no answer of 503.
-GOALS = {
-    "GET /api/me": ("p99", 250),
-    "run taken up after": ("p100", 1_000),
-    "schedule fired after": ("p100", 2_000),
-}
 
 # To vendors that it never reaches: its runs fail, each with all its rows.
 CONNECT = """
@@ -278,17 +272,6 @@ async def figures(dsn: str, statement: str) -> list[float]:
         return [row[0] for row in await (await connection.execute(statement)).fetchall()]
 
 
-def judged(milliseconds: dict[str, dict[str, int]], answers: Counter[str]) -> dict[str, str]:
-    """Return each goal as reached or missed, or as not measured: a short run has no full minute."""
-    verdicts = {}
-    for name, (share, most) in GOALS.items():
-        got = milliseconds.get(name, {}).get(share)
-        reached = "not measured" if got is None else "reached" if got <= most else "missed"
-        verdicts[f"{name} {share} <= {most} ms"] = reached
-    refused = sum(count for answer, count in answers.items() if answer.endswith(" 503"))
-    return verdicts | {"answers of 503: 0": "missed" if refused else "reached"}
-
-
 async def measure(dsn: str, seconds: float, chosen: dict[str, int]) -> dict[str, Any]:
     good, bad = await new_keys(dsn)
     with process(dsn, "api", "scheduler", "worker", unlimited=False, files=FILES) as port:
@@ -357,15 +340,6 @@ def main() -> None:
     else:
         show(found)
     sys.exit("missed" in found["goals"].values())
-
-
-def show(found: dict[str, Any]) -> None:
-    for name, values in found["milliseconds"].items():
-        print(f"{name:<28}" + "".join(f" {share} {value:7} ms" for share, value in values.items()))
-    for whose in ("cores", "answers", "attacks"):
-        print(f"{whose}: " + ", ".join(f"{name}: {count}" for name, count in found[whose].items()))
-    for goal, verdict in found["goals"].items():
-        print(f"goal {goal:<36} {verdict}")
 
 
 if __name__ == "__main__":

@@ -180,14 +180,15 @@ def test_a_large_answer_is_compressed_for_those_who_accept_it(large):
 
 @pytest.mark.parametrize("what", ["answer", "body"])
 def test_a_large_answer_is_made_and_a_large_body_parsed_in_a_thread_while_the_loop_answers_others(large, what):
+    client, path = large
     free = threading.Event()
     ask = {
-        "answer": lambda: large.get("/api/audit-configs?limit=3"),
-        "body": lambda: large.post("/api/audit-configs", raw=json.dumps({"name": 70_000 * "x"}).encode()),
+        "answer": lambda: client.get(path),
+        "body": lambda: client.post("/api/audit-configs", raw=json.dumps({"name": 70_000 * "x"}).encode()),
     }[what]
 
     def at_once():
-        return {one["name"]: one["used"] for one in large.get("/api/limits").json["limits"]}["large_bodies_at_once"]
+        return {one["name"]: one["used"] for one in client.get("/api/limits").json["limits"]}["large_bodies_at_once"]
 
     answers.THREAD.submit(free.wait, 20)  # it makes and parses nothing meanwhile
     try:

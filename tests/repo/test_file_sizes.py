@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CEILINGS = {"src": 350, "examples": 350, "tests": 500}
+CEILINGS = {"src": 350, "examples": 350, "bench": 350, "tools": 350, "tests": 500}
 # A file above its ceiling stands here with its own number of lines, which may only fall.
 PINNED: dict[str, int] = {}
 

@@ -107,6 +107,7 @@ def test_lists_have_no_part_without_a_bound() -> None:
 
 
 def test_lists_have_no_text_without_a_bound() -> None:
+    """By name: a new row with a text of a known name is taken to have its bound."""
     named = [name for names in TEXTS.values() for name in names.split()]
     assert len(named) == len(set(named))
     assert set().union(*(unbounded(row)[1] for row in rows())) == set(named)

@@ -15,7 +15,7 @@ An operation is one transaction: its effect, its row in the audit trail, and its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -120,10 +120,10 @@ class Act(Look):
         the tenant until the end of the transaction."""
         await self.state.limits.require_room(self.connection, self.tenant, name)
 
-    def room_kept(self, name: str, named: Collection[str]) -> AbstractAsyncContextManager[None]:
-        """As `require_room`, for the records among `named` that the block adds; checked at its end. Without any, the
+    def room_kept(self, name: str, adds: bool) -> AbstractAsyncContextManager[None]:
+        """As `require_room`, for the records that the block adds; checked at its end. If it adds none (`adds`), the
         tenant is not locked."""
-        if not named:
+        if not adds:
             return nullcontext()
         kept: AbstractAsyncContextManager[None] = self.state.limits.room_kept(self.connection, self.tenant, name)
         return kept

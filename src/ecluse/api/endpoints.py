@@ -187,7 +187,7 @@ async def create_endpoint(
         act.answers(201, secret=secret)
     elif keys is not None and body.kind == "pagerduty":
         await keys.put(act.connection, act.tenant, secret_name(row["id"]), body.routing_key.get_secret_value())
-    async with act.room_kept("mail_addresses", row["addresses"]):
+    async with act.room_kept("mail_addresses", bool(row["addresses"])):
         await confirmation_requests.ask(act.connection, act.tenant, row["addresses"])
     return {**endpoints.shown(row), "secret": None}
 
@@ -209,7 +209,7 @@ async def change_endpoint(act: Act, endpoint_id: EndpointNumber, body: ChangedEn
     if "url" in changes:
         await _secrets(act).put(act.connection, act.tenant, url_name(endpoint_id), changes["url"])
     addresses = changes.get("addresses", ())
-    async with act.room_kept("mail_addresses", addresses):
+    async with act.room_kept("mail_addresses", bool(addresses)):
         await confirmation_requests.ask(act.connection, act.tenant, addresses)
     return endpoints.shown(await endpoints.update(act.connection, act.tenant, endpoint_id, changes))
 

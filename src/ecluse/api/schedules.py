@@ -120,7 +120,7 @@ async def create_schedule(act: Act, body: ScheduleBody) -> Row:
     plan = plans.parsed(flow, body.plan)
     await act.require_room("schedules")
     columns = body.model_dump(exclude={"flow", "plan"})
-    async with act.room_kept("mail_addresses", plans.addresses(body.plan)):
+    async with act.room_kept("mail_addresses", plans.names_addresses(body.plan)):
         made = await create_planned(act.connection, NewSchedule(flow, **columns, tenant_id=act.tenant), plan)
     act.answers(201, once=made.once)
     return {**await _in_full(act, made.id), "once": {}}
@@ -137,7 +137,7 @@ async def change_schedule(act: Act, schedule_id: ScheduleNumber, body: ChangedSc
     flow, _ = await _of_caller(act, schedule_id)
     columns = body.changes("cron", "window_start", "window_end")
     instead, plans = columns.pop("plan", {}), plans_of(flow)
-    async with act.room_kept("mail_addresses", plans.addresses(instead)):
+    async with act.room_kept("mail_addresses", plans.names_addresses(instead)):
         once = await change_planned(
             act.connection, flow, act.tenant, schedule_id, lambda _, plan: (columns, plans.changed(flow, plan, instead))
         )

@@ -187,7 +187,7 @@ async def _runs(connection: Connection) -> AsyncIterator[Finding]:
         " AND NOT clock_stopped(r.id, s.stage) ORDER BY r.id",
     )
     if led:
-        do = "start a server that loads their flow; the log of one that runs says why it does not take them"
+        do = "start a server that loads their flow, or end them with `ecluse runs end`"
         yield Finding("warn", "runs", f"no live replica leads {_some(led, lambda r: f'{r.id} ({r.flow})')}", do)
     if overdue:
         says = f"past the deadline of a stage: {_some(overdue, lambda r: f'{r.id} ({r.stage})')}"

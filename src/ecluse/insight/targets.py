@@ -25,7 +25,8 @@ WHERE o.run_id = %(run)s AND o.target = %(target)s
 ITEM_FACTS = """id, event_id, stage, key, target, lane, status, in_flight, permanent, round, executions, crashes,
        error_code, error, due_at, finished_at"""
 LARGEST_LISTED = 10_000  # bytes of a result
-# Larger results stay in the database. What is large as stored is not unpacked: a list may skip thousands of rows.
+# Larger results stay in the database. What is large as stored is not unpacked; smaller results are, also in each row
+# that an offset skips: a cursor skips none.
 LISTED_ITEMS = f"""(
     SELECT tenant_id, run_id, {ITEM_FACTS}, pg_column_size(result) AS result_bytes,
            CASE WHEN pg_column_size(result) <= {LARGEST_LISTED} AND octet_length(result::text) <= {LARGEST_LISTED}

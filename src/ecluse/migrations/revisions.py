@@ -26,6 +26,7 @@ from ecluse.flow import Package
 
 LOCK_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
+IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 log = structlog.get_logger(__name__)
 
@@ -73,15 +74,15 @@ def _connect(dsn: str) -> psycopg.Connection:
 
 
 def _patiently(migrate: Callable[[], None]) -> None:
-    """Run the missing revisions. If one does not get a lock within LOCK_SECONDS, run those still missing again, for up
-    to PATIENCE_SECONDS; revisions that were committed stay."""
+    """Run the missing revisions. If one does not get a lock within LOCK_SECONDS, or deadlocks with a server, run those
+    still missing again, for up to PATIENCE_SECONDS; revisions that were committed stay."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return migrate()
-        except (psycopg.errors.LockNotAvailable, sqlalchemy.exc.OperationalError) as error:
+        except (*IN_USE, sqlalchemy.exc.OperationalError) as error:
             cause = error.orig if isinstance(error, sqlalchemy.exc.OperationalError) else error
-            if not isinstance(cause, psycopg.errors.LockNotAvailable) or time.monotonic() > until:
+            if not isinstance(cause, IN_USE) or time.monotonic() > until:
                 raise
             log.info("migrate: a table is in use, trying again", error=one_line(cause))
             time.sleep(LOCK_SECONDS)

@@ -433,3 +433,24 @@ async def test_a_total_that_calls_in_flight_still_hold_or_have_used_up_wakes_cal
         query("UPDATE items SET postponed_cause = 'budget', postponed_why = 'x'")
         await budgets.wake_after_calls(kit.pool)
         assert query("SELECT count(postponed_cause) FROM items") == [(3,)]
+
+
+async def test_of_several_refused_calls_a_total_keeps_the_least_that_one_may_cost(idle, query):
+    kit, one, f = idle
+    await put(kit, "0.6")
+    held = await claimed_items(kit, one, f, 5)
+    least = "SELECT trim_scale(awaited)::text FROM spend_totals WHERE period = 'day'"
+    async with kit.pool.connection() as connection:
+
+        async def reserve(*costs):
+            wanted = [
+                PaidCallRequest(each, Charge("llm", "m", Decimal(cost)))
+                for each, cost in zip(held, costs, strict=False)
+            ]
+            await reservations.reserve(connection, wanted)
+
+        await reserve("0.55", "0.3", "0.2", "0.1")
+        assert query(least) == [("0.1",)]
+        held = held[4:]
+        await reserve("0.4")
+        assert query(least) == [("0.1",)]

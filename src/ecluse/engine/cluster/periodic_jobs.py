@@ -66,7 +66,7 @@ def of_worker(
         Job("restoring the rates of slowed lanes", every, restore_quiet_lanes),
         Job("settling abandoned paid calls", every, reservations.settle_abandoned),
         Job("waking calls after changes of budgets", every, budgets.wake_after_changes),
-        Job("waking calls after calls in flight", 1.0, budgets.wake_after_calls),
+        Job("waking calls when calls in flight leave room", 1.0, budgets.wake_after_calls),
     ]
     for flow in flows.values():
         jobs += [Job(f"watching {flow.name}", 15.0, partial(sweeps.run_flow_watch, flow=flow))] if flow.watch else []

@@ -1,5 +1,5 @@
 """Budgets: set and delete them, and refuse a start if a budget has no room left. A change of a budget wakes the items
-that wait for it, as does the end of the calls that held its rest."""
+that wait for it, and so does room that calls in flight leave."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ WHERE lane_id IN (SELECT id FROM lanes) AND tenant_id = ANY(%s) AND claim_id IS 
 """
 JUST_CHANGED = "SELECT DISTINCT tenant_id FROM spend_totals WHERE changed_at > ecluse_now() - %s"
 # The totals that calls wait for although calls in flight hold the rest no longer: there is room, or none will be left.
-# In the order of the key, like every statement that locks totals.
 FREED = """
 UPDATE spend_totals SET awaited = NULL FROM (
     SELECT t.tenant_id, t.scope, t.subject_id, t.period, t.starts_on FROM spend_totals t
     LEFT JOIN budgets b USING (tenant_id, scope, subject_id, period)
     WHERE t.awaited IS NOT NULL AND NOT coalesce(
         t.spent + t.awaited <= b.amount AND t.spent + t.reserved + t.awaited > b.amount, false)
-    ORDER BY 1, 2, 3, 4, 5 FOR UPDATE OF t SKIP LOCKED) k
+    FOR UPDATE OF t SKIP LOCKED) k
 WHERE (spend_totals.tenant_id, spend_totals.scope, spend_totals.subject_id, spend_totals.period, spend_totals.starts_on)
     = (k.tenant_id, k.scope, k.subject_id, k.period, k.starts_on)
 RETURNING k.tenant_id
@@ -60,7 +59,7 @@ WAKE_SOME = """
 UPDATE items i SET due_at = ecluse_now(), postponed_cause = NULL, postponed_why = NULL FROM (
     SELECT id FROM items WHERE lane_id IN (SELECT id FROM lanes) AND tenant_id = ANY(%s) AND claim_id IS NULL
       AND postponed_cause = 'budget' AND due_at <= ecluse_now() + %s
-    ORDER BY due_at, id LIMIT %s FOR UPDATE SKIP LOCKED) s
+    LIMIT %s FOR UPDATE SKIP LOCKED) s
 WHERE i.id = s.id
 """
 # The first day of the subject's present total and, for a run that another run started, that other run.
@@ -176,7 +175,8 @@ async def wake_after_changes(pool: Pool) -> None:
 async def wake_after_calls(pool: Pool) -> None:
     """Wake items that wait for a budget whose rest was held by calls in flight, as soon as those leave room for one of
     them: WOKEN at a time, so that few of them are refused again. A periodic job."""
-    async with pool.connection() as connection, connection.transaction():
-        if tenants := await fetch_column(connection, FREED):
-            await connection.execute(WAKE_SOME, (tenants, AGAIN, WOKEN))
-            await wake_workers(connection)
+    async with pool.connection() as connection:
+        if tenants := await fetch_column(connection, FREED):  # committed: no total is locked while items are sought
+            async with connection.transaction():
+                await connection.execute(WAKE_SOME, (tenants, AGAIN, WOKEN))
+                await wake_workers(connection)

@@ -51,15 +51,15 @@ SELECT {KEY}, amount FROM budgets JOIN {KEYS} USING (tenant_id, scope, subject_i
 UNKNOWN = f"""
 SELECT {KEY}, spend_unknown(tenant_id, scope, subject_id, period, starts_on) FROM {KEYS}
 """  # noqa: S608 - our own names
+OF_TOTAL = " AND ".join(f"t.{name} = m.{name}" for name in KEY.split(", "))
 USED_UP = f"""
-UPDATE spend_totals t SET used_up = true FROM {KEYS}
-WHERE {" AND ".join(f"t.{name} = k.{name}" for name in KEY.split(", "))}
+UPDATE spend_totals t SET used_up = true FROM (SELECT * FROM {KEYS}) m WHERE {OF_TOTAL}
 """  # noqa: S608 - our own names
 
 AWAITED = f"""
-UPDATE spend_totals t SET awaited = least(t.awaited, k.most)
-FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::text[], %s::date[], %s::numeric[]) AS k({KEY}, most)
-WHERE {" AND ".join(f"t.{name} = k.{name}" for name in KEY.split(", "))}
+UPDATE spend_totals t SET awaited = m.most
+FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::text[], %s::date[], %s::numeric[]) AS m({KEY}, most)
+WHERE {OF_TOTAL} AND (t.awaited IS NULL OR m.most < t.awaited)
 """  # noqa: S608 - our own names
 
 # The totals that a row `c` of paid_calls counts in, as `totals_of` names them.
@@ -68,7 +68,6 @@ SHARES = """CROSS JOIN LATERAL (VALUES
     ('schedule', c.schedule_id, 'day', c.day),
     ('schedule', c.schedule_id, 'month', date_trunc('month', c.day::timestamp)::date),
     ('run', c.root_run_id, 'all', c.root_day)) AS k(scope, subject_id, period, starts_on)"""
-OF_TOTAL = " AND ".join(f"t.{name} = m.{name}" for name in KEY.split(", "))
 RESERVE = f"""
 WITH c AS (
     INSERT INTO paid_calls (item_id, claim_id, tenant_id, run_id, root_run_id, root_day, schedule_id, day, vendor,
@@ -174,8 +173,12 @@ async def reserve(connection: Connection, wanted: Sequence[PaidCallRequest]) -> 
         refused = [one for over in found.values() if over is not None for one in over.refused]
         if used_up := {one.key for one in refused if one.used_up}:
             await connection.execute(USED_UP, _columns(used_up))
-        if held := sorted({(*one.key, one.most) for one in refused if one.in_flight}):
-            await connection.execute(AWAITED, _columns(held))
+        awaited: dict[TotalKey, Decimal] = {}
+        for over in refused:
+            if over.in_flight:
+                awaited[over.key] = min(awaited.get(over.key, over.most), over.most)
+        if awaited:
+            await connection.execute(AWAITED, _columns((*key, most) for key, most in awaited.items()))
     if not refused:
         return found
     # Now that the totals are not locked any more.

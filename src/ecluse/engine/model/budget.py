@@ -13,7 +13,7 @@ Scope = Literal["tenant", "schedule", "run"]  # from the widest
 Period = Literal["day", "month", "all"]
 SCOPES: Sequence[Scope] = get_args(Scope)
 
-AGAIN = timedelta(seconds=10)  # until the next try, when calls in flight hold the rest of a budget; at the latest
+AGAIN = timedelta(seconds=10)  # longest wait until the next try, if calls in flight hold the rest of a budget
 UNTIL_RAISED = timedelta(days=366)  # the budget of a run is not renewed
 # If a call does not fit into the rest of a budget, and the rest is at most this part of the budget, no other call is
 # expected to fit.

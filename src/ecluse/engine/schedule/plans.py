@@ -5,7 +5,7 @@ content of a schedule besides its name and its timetable; by default it is the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,10 +53,9 @@ class Plans:
         invalid."""
         return self.parsed(flow, {**known, **given})
 
-    def addresses(self, given: Mapping[str, Any]) -> Collection[str]:
-        """Return the mail addresses that these fields of a plan name; by default none. Raise InvalidInput if a field is
-        invalid."""
-        return ()
+    def names_addresses(self, given: Mapping[str, Any]) -> bool:
+        """Return whether these fields of a plan, not validated yet, may name mail addresses; by default never."""
+        return False
 
     def input(self, plan: Any) -> Row:
         """Return the input of the runs that a schedule with this plan starts."""

@@ -204,11 +204,6 @@ class WorkChanges(Partial):
     webhook_url: Annotated[Url, AfterValidator(_in_full)] = Field(None, description="null: none any more.")
     external_api_key: ApiKey = Field(None, description="null: none any more.")
 
-    @property
-    def addresses(self) -> list[str]:
-        """The mail addresses that they name."""
-        return self.model_dump(include={"notify_emails"})["notify_emails"] or []
-
 
 @partial_of(Plan)
 class Changes(WorkChanges):

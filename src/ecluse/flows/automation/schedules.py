@@ -3,7 +3,7 @@ written in one transaction. Deleted schedules are not found any more, but their 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,8 @@ class AutomationPlans(Plans):
     def changed(self, flow: Flow, known: Plan, given: Mapping[str, Any]) -> Plan:  # noqa: ARG002 - as declared
         return parsed(Plan, changed(known, parsed(WorkChanges, given)))
 
-    def addresses(self, given: Mapping[str, Any]) -> Collection[str]:
-        return parsed(WorkChanges, given).addresses
+    def names_addresses(self, given: Mapping[str, Any]) -> bool:
+        return bool({"notify_emails", "notifyEmails"} & given.keys())
 
     def input(self, plan: Work) -> Row:  # noqa: ARG002 - a run reads the plan when it begins
         return {}

@@ -127,7 +127,7 @@ async def create_automation_schedule(act: Act, body: Plan) -> Row:
     """Create a schedule; only due times from now on are fired. Fields are accepted in snake_case and in camelCase. The
     response holds the secret that signs its webhook, if it has one; it is not shown again."""
     await act.require_room("schedules")
-    async with act.room_kept("mail_addresses", body.notify_emails):
+    async with act.room_kept("mail_addresses", bool(body.notify_emails)):
         made = await schedules.create(act.connection, _flow(act), act.tenant, body)
     act.answers(201, webhook_secret=made["webhook_secret"])
     return {**await _in_full(act, made["id"]), "webhook_secret": None}
@@ -152,7 +152,7 @@ async def show_automation_schedule(look: Look, schedule_id: ScheduleNumber) -> R
 async def change_automation_schedule(act: Act, schedule_id: ScheduleNumber, body: Changes) -> Row:
     """Change a schedule: only the given fields change. Open runs keep the settings they began with. Setting a
     `webhook_url` on a schedule without a signing secret creates one, which is in this response only."""
-    async with act.room_kept("mail_addresses", body.addresses):
+    async with act.room_kept("mail_addresses", "notify_emails" in body.model_fields_set):
         changed = await schedules.update(act.connection, _flow(act), act.tenant, schedule_id, body)
     act.answers(200, webhook_secret=changed["webhook_secret"])
     return {**await _in_full(act, schedule_id), "webhook_secret": None}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from ecluse.base.text import storable
+from ecluse.base.text import LONGEST_KEY, storable
 from ecluse.vendors.registers import Facts, Source
 
 IDENTITY = (Source.SEARCH, Source.INPI, Source.RCS)
@@ -28,7 +28,6 @@ FIELDS: Mapping[str, tuple[Source, ...]] = {
     **dict.fromkeys(IDENTITY_FIELDS.split(), IDENTITY),
     **dict.fromkeys(LEGAL_FIELDS.split(), LEGAL),
 }
-LONGEST_NAME = 500
 OPEN_DIFFUSION = "O"
 PUBLIC = (Source.SEARCH, Source.INPI)  # every tenant may see their facts
 Stored = Mapping[str, Mapping[str, Any]]  # source → {"at": …, "facts": …}
@@ -70,7 +69,7 @@ def card(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> dict[st
 
 
 def legal_name(stored: Stored, allowed: Collection[Source] = tuple(Source)) -> str | None:
-    """Return the legal name from the registers in `allowed`, cut to LONGEST_NAME; None if none has it (no core
+    """Return the legal name from the registers in `allowed`, cut to LONGEST_KEY; None if none has it (no core
     identity)."""
     named = card(stored, allowed).get("legal_name")
-    return storable(str(named["value"]), LONGEST_NAME) if named else None
+    return storable(str(named["value"]), LONGEST_KEY) if named else None

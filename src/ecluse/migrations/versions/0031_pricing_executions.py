@@ -39,6 +39,7 @@ ALTER TABLE rule_targets
 COMMENT ON COLUMN rule_targets.begun_at IS 'the end of its first execution in this round';
 COMMENT ON COLUMN rule_targets.rollback_error_code IS 'of its last rollback that failed';
 
+-- From here on servers of the former version cannot exclude targets: the column would be NULL.
 ALTER TABLE rule_exclusions ADD COLUMN IF NOT EXISTS tenant_id text,
     DROP CONSTRAINT IF EXISTS rule_exclusions_tenant,
     ADD CONSTRAINT rule_exclusions_tenant CHECK (tenant_id IS NOT NULL) NOT VALID;
@@ -46,7 +47,9 @@ ALTER TABLE rule_exclusions ADD COLUMN IF NOT EXISTS tenant_id text,
 OWNED = "tenant_id = (SELECT r.tenant_id FROM rule_runs r WHERE r.id = rule_run_id)"
 
 RECONCILIATIONS = """
-ALTER TABLE rule_exclusions ALTER tenant_id SET NOT NULL, DROP CONSTRAINT rule_exclusions_tenant;
+-- Two statements: in one, the constraint is dropped first, and all rows are read to find out what it had proved.
+ALTER TABLE rule_exclusions ALTER tenant_id SET NOT NULL;
+ALTER TABLE rule_exclusions DROP CONSTRAINT rule_exclusions_tenant;
 
 CREATE TABLE rule_reconciliations (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -93,6 +96,6 @@ def upgrade() -> None:
     for name in CHECKS:
         validate("rule_runs", name)
     build_indexes(INDEXES)
-    update_in_batches("rule_exclusions", OWNED, key="rule_run_id")
+    update_in_batches("rule_exclusions", OWNED, "tenant_id IS NULL", key="rule_run_id")
     validate("rule_exclusions", "rule_exclusions_tenant")
     connection.execute(RECONCILIATIONS)  # type: ignore[union-attr]

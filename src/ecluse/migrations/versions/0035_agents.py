@@ -11,6 +11,9 @@ revision = "0035"
 down_revision = "0034"
 
 CREDENTIALS = """
+DROP INDEX job_runs_claims;
+ALTER INDEX job_runs_claims_of_agents RENAME TO job_runs_claims;
+
 CREATE VIEW credentials AS
 SELECT hash, id AS key_id, name, tenant_id, role, scope, groupes, crm_user_id, expires_at,
        NULL::text AS agent_id, NULL::text AS host_id
@@ -23,8 +26,8 @@ SELECT former_credential_hash, 0, hostname, tenant_id, 'agent', 'ALL', '{}'::tex
 FROM job_agents WHERE revoked_at IS NULL AND former_credential_hash IS NOT NULL;
 COMMENT ON VIEW credentials IS 'what a request may authenticate with: keys of people and programs, and of agents';
 """
-# The same name, and more rows: while it is built, agents find their claims by reading the attempts.
-CLAIMS = {"job_runs_claims": "job_runs (agent_id, claim_key) WHERE claim_key IS NOT NULL"}
+# Instead of the one for open attempts, which serves until it is dropped.
+CLAIMS = {"job_runs_claims_of_agents": "job_runs (agent_id, claim_key) WHERE claim_key IS NOT NULL"}
 
 VIEWS = """
 CREATE VIEW job_list AS
@@ -59,7 +62,6 @@ FROM job_agents a JOIN job_hosts h ON h.id = a.host_id;
 
 
 def upgrade() -> None:
-    op.execute("DROP INDEX IF EXISTS job_runs_claims")
     build_indexes(CLAIMS)
     for part in (CREDENTIALS, VIEWS):
         op.get_bind().connection.driver_connection.execute(part)  # type: ignore[union-attr]

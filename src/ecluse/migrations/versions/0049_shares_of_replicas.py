@@ -11,7 +11,7 @@ down_revision = "0048"
 SHARES = """
 ALTER TABLE replicas ADD COLUMN tenant_share float8;
 COMMENT ON COLUMN replicas.tenant_share IS 'one tenant''s share of its slots and of the runs that it leads; NULL: 1';
-CREATE OR REPLACE FUNCTION share_left(share float8, most bigint, held bigint, others bigint)
+CREATE FUNCTION share_left(share float8, most bigint, held bigint, others bigint)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(1, floor(coalesce(share, 1) * (most - others))::bigint) - held
 $$;
