@@ -21,15 +21,18 @@ BASES: Mapping[Kind, tuple[str, ...]] = {
     "llm": ("llm",),
 }
 # Without the declared lanes, which are those of the tenant `default`.
-# The connections, each with the caps that operators have set on its lanes: they stay in force instead of its own.
+OVERRIDES_SHOWN = 10  # lanes per connection, at most
 BASE_OF_KIND = ", ".join(f"('{kind}', '{base}')" for kind, bases in BASES.items() for base in bases)
+# The connections, each with the caps that operators have set on its lanes: they stay in force instead of its own.
 WITH_OVERRIDES = f"""(
 SELECT c.*, (
-    SELECT coalesce(jsonb_agg(jsonb_build_object('lane', l.name, 'max_in_flight', l.set_max_in_flight,
-                                                 'per_second', l.set_per_second) ORDER BY l.name), '[]')
-    FROM lanes l JOIN (VALUES {BASE_OF_KIND}) AS b(kind, base) ON b.base = l.base
-    WHERE b.kind = c.kind AND l.tenant_id = c.tenant_id AND l.name <> l.base AND l.retired_at IS NULL
-      AND (l.set_max_in_flight IS NOT NULL OR l.set_per_second IS NOT NULL)) AS overrides
+    SELECT coalesce(jsonb_agg(o), '[]') FROM (
+        SELECT l.name AS lane, l.set_max_in_flight AS max_in_flight, l.set_per_second AS per_second,
+               count(*) OVER () AS lanes
+        FROM lanes l JOIN (VALUES {BASE_OF_KIND}) AS b(kind, base) ON b.base = l.base
+        WHERE b.kind = c.kind AND l.tenant_id = c.tenant_id AND l.name <> l.base AND l.retired_at IS NULL
+          AND (l.set_max_in_flight IS NOT NULL OR l.set_per_second IS NOT NULL)
+        ORDER BY length(l.name), l.name LIMIT {OVERRIDES_SHOWN}) o) AS overrides
 FROM connections c)"""  # noqa: S608 - our own names
 MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) AND name <> base ORDER BY name"
 
@@ -61,11 +64,14 @@ async def of_tenants(
 
 
 def with_remarks(row: Row) -> Row:
-    """Return a row of WITH_OVERRIDES with each override in words."""
-    return {**row, "overrides": [_remark(**one) for one in row["overrides"]]}
+    """Return a row of WITH_OVERRIDES with each override in words, and the number of those that are not shown."""
+    found = row["overrides"]
+    more = found[0]["lanes"] - len(found) if found else 0
+    further = [f"{more} further lanes with caps set by an operator: `ecluse lanes list` shows them"] if more else []
+    return {**row, "overrides": [*(_remark(**one) for one in found), *further]}
 
 
-def _remark(lane: str, max_in_flight: int | None, per_second: float | None) -> str:
+def _remark(lane: str, max_in_flight: int | None, per_second: float | None, **_: int) -> str:
     caps = [] if max_in_flight is None else [(f"{max_in_flight:,} in flight", "--max-in-flight null")]
     caps += [] if per_second is None else [(f"{60 * per_second:g} per minute", "--per-second null")]
     said, cleared = [" and ".join(said for said, _ in caps), " ".join(cleared for _, cleared in caps)]
