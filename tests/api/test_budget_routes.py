@@ -84,6 +84,44 @@ def test_the_budget_of_a_deleted_schedule_is_listed_until_its_last_run_has_ended
     assert admin.get("/api/budgets").json["budgets"] == []
 
 
+ADD_RUN = """
+INSERT INTO runs (tenant_id, flow, event_key, parent_run_id, orchestrated, status, state, input, created_at)
+VALUES ('default', 'test', '{key}', {parent}, false, 'running', 'running', '{{}}', now()) RETURNING id::text
+"""
+ENDED = """
+UPDATE runs SET status = 'cancelled', state = 'cancelled', end_cause = 'operator', ended_by = 'a test',
+    ended_at = now(), selected = 0, successful = 0, failed = 0, ignored = 0
+"""
+RUN_USED_UP = (
+    "UPDATE spend_totals SET spent = 0.5, used_up = true WHERE scope = 'run' AND subject_id = {run} RETURNING 1"
+)
+
+
+def test_a_used_up_budget_of_a_run_holds_nothing_once_the_run_and_those_it_started_have_ended(admin, query):
+    ((run,),) = query(ADD_RUN.format(key="parent", parent="NULL"))
+    ((child,),) = query(ADD_RUN.format(key="child", parent=run))
+    budget = admin.post("/api/budgets", {"amount": "0.50", "run_id": run}).json["id"]
+    query(RUN_USED_UP.format(run=run))
+
+    def shown():
+        (listed,) = admin.get("/api/budgets").json["budgets"]
+        assert listed == admin.get(f"/api/budgets/{budget}").json
+        return listed["used_up"], listed["run_ended"]
+
+    assert shown() == (True, False)
+    query(f"{ENDED} WHERE id = {run} RETURNING 1")
+    assert shown() == (True, False)  # the calls of the run that it started still wait
+    assert admin.post("/api/budgets", {"amount": "0.75", "run_id": run}).json["amount"] == "0.75"
+    query(RUN_USED_UP.format(run=run))  # as the change of the budget has cleared it
+    query(f"{ENDED} WHERE id = {child} RETURNING 1")
+    assert shown() == (False, True)
+    refused = admin.post("/api/budgets", {"amount": "9", "run_id": run})
+    assert (refused.status, refused.code) == (409, "ALREADY_ENDED")
+    assert f"Run {run} has ended, with the runs that it started" in refused.body.decode()
+    assert admin.get(f"/api/budgets/{budget}").json["amount"] == "0.75"
+    assert admin.ask("DELETE", f"/api/budgets/{budget}").status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "words"),
     [

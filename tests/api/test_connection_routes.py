@@ -17,6 +17,7 @@ from ecluse.engine import ROLES
 from ecluse.flows.connections.lanes import BASES
 from ecluse.settings import Settings
 from tests.support.api_server import Client, add_tenant, new_key, serving
+from tests.support.pages import Reader
 from tests.support.session import Session
 from tests.support.vendor_clients import PLACES
 
@@ -199,6 +200,45 @@ def test_a_change_is_tested_if_it_changes_the_key_and_a_key_goes_to_no_other_url
     assert (renewed.status, renewed.json["api_key_ends"], renewed.json["max_in_flight"]) == (200, "77aa", 2)
     assert ask("SELECT ciphertext FROM secrets WHERE tenant_id = %s", tenant) != before
     assert renewed.json["updated_at"] > capped.json["updated_at"]
+
+
+def test_caps_of_an_operator_that_stay_in_force_are_shown_with_the_connection(client, sandbox, ask, tenant):
+    assert client.post(PATH, new(sandbox, max_in_flight=9)).json["overrides"] == []
+    lane, sales = f"crm/{tenant}", f"crm-sales/{tenant}"
+    assert client.ask("PATCH", f"/api/lanes/{lane}", {"max_in_flight": 2}).status == 200
+    assert client.ask("PATCH", f"/api/lanes/{sales}", {"max_in_flight": 3, "per_second": 0.5}).status == 200
+    changed = client.ask("PATCH", f"{PATH}/crm", {"max_in_flight": 20}).json
+    assert changed["overrides"] == [
+        f"lane {lane}: 2 in flight, set by an operator, until `ecluse lanes cap {lane} --max-in-flight null`",
+        (
+            f"lane {sales}: 3 in flight and 30 per minute, set by an operator, until `ecluse lanes cap {sales}"
+            " --max-in-flight null --per-second null`"
+        ),
+    ]
+    in_force = "SELECT max_in_flight FROM lanes WHERE name = %s"
+    assert (changed["max_in_flight"], ask(in_force, lane)) == (20, [(2,)])
+    assert client.get(f"{PATH}/crm").json == changed
+    assert client.get(PATH).json["connections"] == [changed]
+    page = Reader(client, client.key).shown("/ui/connections")
+    assert "20 in flight instead of them, lane" in page
+    assert f"instead of them, lane {lane}: 2 in flight, set by an operator, until `ecluse lanes cap {lane}" in page
+    client.ask("PATCH", f"/api/lanes/{lane}", {"max_in_flight": None})  # as the command says
+    client.ask("PATCH", f"/api/lanes/{sales}", {"max_in_flight": None, "per_second": None})
+    assert client.get(f"{PATH}/crm").json["overrides"] == []
+    assert ask(in_force, lane) == [(20,)]
+
+
+def test_at_most_ten_lanes_with_caps_of_an_operator_are_shown_and_the_others_counted(client, sandbox, ask, tenant):
+    client.post(PATH, new(sandbox))
+    ask(
+        "INSERT INTO lanes (name, tenant_id, set_max_in_flight) SELECT 'crm/' || %s || '/schedule-' || n, %s, 1"
+        " FROM generate_series(1, 12) n",
+        tenant,
+        tenant,
+    )
+    *shown, last = client.get(f"{PATH}/crm").json["overrides"]
+    assert [one.partition(":")[0] for one in shown] == [f"lane crm/{tenant}/schedule-{n}" for n in range(1, 11)]
+    assert last == "2 further lanes with caps set by an operator: `ecluse lanes list` shows them"
 
 
 def test_a_stored_connection_can_be_tested_and_deleted(client, sandbox, ask, tenant):

@@ -115,6 +115,15 @@ def test_tenants_are_made_disabled_and_enabled(admin, query, dsn):
     ]
 
 
+def test_keys_that_are_expired_or_revoked_count_neither_for_the_tenant_nor_for_its_limit(admin, rival, query):
+    theirs = [rival.post("/api/keys", {"name": f"key {n}", "role": "viewer"}).json["id"] for n in range(3)]
+    query("UPDATE api_keys SET expires_at = ecluse_now() WHERE id = %s", int(theirs[0]))
+    rival.ask("DELETE", f"/api/keys/{theirs[1]}")
+    counted = {one["id"]: one["keys"] for one in admin.get("/api/tenants").json["tenants"]}["rival"]
+    used = {one["name"]: one["used"] for one in rival.get("/api/limits").json["limits"]}["api_keys"]
+    assert counted == used == 2  # the admin's, and the third
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_tenant_is_disabled_with_or_without_its_open_runs(admin, rival, query, stop):
     rival.post("/api/runs", {"flow": "test", "input": {"targets": ["a", "b"]}})

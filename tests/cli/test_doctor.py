@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import psycopg
 import pytest
 
 from ecluse.bootstrap.checks import FREE, _disk
@@ -60,6 +61,26 @@ def test_nothing_wrong(doctor, query, ecluse):
 
 
 @pytest.mark.req("ENG-101", "G-36")
+def test_the_advice_fits_the_error_of_the_server(operator, dsn, server, one):
+    def of_server(**variables):
+        answer = operator("doctor", "--json", **variables)
+        assert answer.code != 0
+        return next((f["says"], f["do"]) for f in answer.json["findings"] if f["level"] == "fail")
+
+    says, do = of_server(ECLUSE_KEY=new_key(dsn, "viewer"))
+    assert ("FORBIDDEN" in says, do) == (True, "use an admin key of the tenant default")
+    name = one("SELECT current_database()")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        try:
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            says, do = of_server()
+        finally:
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    assert "DATABASE_AWAY" in says
+    assert do == "start PostgreSQL, or see in the server's log why it does not reach it"
+
+
 def test_an_environment_that_cannot_be_read_is_named(doctor):
     code, found = doctor(ECLUSE_HANDS="many")
     assert code == 1

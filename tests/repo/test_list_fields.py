@@ -16,6 +16,7 @@ PARTS = {
     "AutomationScheduleRow.fiche_selection.groupes": "at most 200 of 200 characters (MOST_GROUPES)",
     "AutomationScheduleRow.notify_emails": "at most 50",
     "AutomationScheduleRow.specific_audit_configs": "at most 100 ids (MOST_CONFIGS)",
+    "ConnectionRow.overrides": "at most ten, and a remark (OVERRIDES_SHOWN)",
     "EndpointRow.addresses": "at most 50",
     "EndpointRow.events": "at most 50 of 200 characters",
     "ItemRow.result": "left out above 10,000 bytes (LARGEST_LISTED)",
@@ -54,8 +55,8 @@ TEXTS = {
     """,
     "at most 2,000 characters where it is given": "base_url description recipient url webhook_url",
     "storable() cuts it, an agent's has at most 4,000 characters, or it is a sentence of the program": """
-        disabled_reason enrichment_error error error_message held_reason last_failure message paused_reason reason
-        rollback_error slowed_reason stopped_reason subject summary
+        disabled_reason enrichment_error error error_message held_reason last_failure message overrides[] paused_reason
+        reason rollback_error slowed_reason stopped_reason subject summary
     """,
     "a part of a log, of at most 65,536 characters (LARGEST_CHUNK)": "text",
 }

@@ -17,6 +17,15 @@ INSERT INTO paid_calls (item_id, claim_id, tenant_id, run_id, root_run_id, root_
 SELECT 1, 1, 'spender', 1, 1, today, today, 'llm', 'm', true, 0.5, 'unknown', ecluse_now()
 FROM (SELECT (ecluse_now() AT TIME ZONE 'UTC')::date AS today) d
 """
+RUN = """
+INSERT INTO runs (id, tenant_id, flow, event_key, orchestrated, status, state, input, created_at)
+OVERRIDING SYSTEM VALUE
+VALUES ({run}, '{tenant}', 'test', 'budget-{run}', false, 'running', 'running', '{{}}', ecluse_now())
+"""
+ENDED = """
+UPDATE runs SET status = 'cancelled', state = 'cancelled', end_cause = 'operator', ended_by = 'a test',
+    ended_at = ecluse_now(), selected = 0, successful = 0, failed = 0, ignored = 0 WHERE id = 8
+"""
 
 
 def sent(who: Reader, address: str, **given: str) -> int:
@@ -50,8 +59,20 @@ def test_budgets_are_listed_set_and_deleted(reader, pages_dsn, fill):
 
 
 def test_a_viewer_sees_budgets_without_forms(reader, pages_dsn, fill):
+    fill(RUN.format(tenant="default", run=7))
     fill("INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)"
          " VALUES ('default', 'run', 7, 'all', 3, ecluse_now(), ecluse_now())")  # fmt: skip
     shown = reader.shown("/ui/lanes")
     assert "run 7 open 3 left 3 0 0 the whole run" in shown
     assert "/ui/do/" not in reader.get("/ui/lanes").body.decode()
+
+
+def test_the_used_up_budget_of_a_run_that_has_ended_is_said_to_hold_nothing(reader, pages_dsn, fill):
+    fill("INSERT INTO tenants (id, name, created_at) VALUES ('ender', 'ender', ecluse_now())")
+    admin = reader.with_key(new_key(pages_dsn, "admin", "ender"))
+    fill(RUN.format(tenant="ender", run=8))
+    assert sent(admin, "/ui/do/put_budget?back=/ui/lanes", amount="2", run_id="8") == 303
+    fill("UPDATE spend_totals SET spent = 2, used_up = true WHERE scope = 'run' AND subject_id = 8")
+    assert "run 8 used up paid calls wait 2 2 0 the whole run Set budget Delete" in admin.shown("/ui/lanes")
+    fill(ENDED)
+    assert "run 8 over the run has ended: nothing waits 2 2 0 the whole run Delete" in admin.shown("/ui/lanes")

@@ -37,8 +37,7 @@ COUNTED = {
     "rule_runs": "SELECT count(*) FROM rule_runs WHERE tenant_id = %s",
     "job_hosts": "SELECT count(*) FROM job_hosts WHERE tenant_id = %s AND deleted_at IS NULL",
     "job_servers": "SELECT count(*) FROM job_servers WHERE tenant_id = %s AND deleted_at IS NULL",
-    "api_keys": """SELECT count(*) FROM api_keys
-WHERE tenant_id = %s AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ecluse_now())""",
+    "api_keys": "SELECT count(*) FROM key_list WHERE tenant_id = %s AND state = 'valid'",
     "mail_addresses": "SELECT count(*) FROM mail_addresses WHERE tenant_id = %s",
 }
 ALL_COUNTS = f"SELECT {', '.join(f'({statement})' for statement in COUNTED.values())}"

@@ -67,7 +67,7 @@ class Listing:
 
     name: str  # of the rows in the answer
     row: type[Shape]
-    source: str  # a table or view with the columns of `row`, and `tenant_id`
+    source: str  # a table, a view or a query in parentheses, with the columns of `row`, and `tenant_id`
     needs: str  # permission
     filters: type[Filters] = Filters
     order: Sequence[str] = ("-id",)

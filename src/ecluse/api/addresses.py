@@ -44,7 +44,7 @@ ADDRESSES = Listing("addresses", AddressRow, "mail_address_list", READ, filters=
 surface.listing(
     "/api/notifications/addresses",
     ADDRESSES,
-    list_addresses="List the mail addresses that endpoints and schedules have named, by address.",
+    list_addresses="List the mail addresses that endpoints and schedules name or that were sent a link, by address.",
     command=Command(
         "notifications addresses list",
         columns=("address", "state", "asked_at", "link_expires_at", "confirmed_at"),
@@ -64,7 +64,8 @@ surface.listing(
     command=Command("notifications addresses confirm", arguments=("address",)),
 )
 async def ask_address(act: Act, body: NewAddress) -> Row:
-    """Send a mail address a link that confirms it; its former link becomes invalid. A confirmed address is sent none.
+    """Send a mail address a link that confirms it, also one that no endpoint or schedule names yet; its former link
+    becomes invalid. A confirmed address is sent none.
     Refused if the last link was sent less than an hour ago."""
     setup: Setup = act.state.notify
     async with act.room_kept("mail_addresses", True):

@@ -17,6 +17,7 @@ from ecluse.api.shapes import Id
 from ecluse.base.errors import InvalidInput, NotFound
 from ecluse.db.query import Row, fetch_one
 from ecluse.engine import Budget, delete_budget, set_budget
+from ecluse.engine.effects.budgets import RUN_IS_OVER
 from ecluse.engine.model.budget import amount
 
 surface = Surface("budgets")
@@ -53,6 +54,9 @@ class BudgetRow(Shape):
     available: Money
     used_up: bool = Field(
         description="A call did not fit into the last tenth of it: calls wait, and starts are refused."
+    )
+    run_ended: bool = Field(
+        description="The budget of a run that has ended, with the runs that it started: it holds nothing any more."
     )
     renews_at: datetime | None = Field(description="When the next period begins; null: the budget of a run.")
     created_at: datetime
@@ -92,9 +96,15 @@ def _readable(row: Row) -> Row:
     return {name: amount(value) if isinstance(value, Decimal) else value for name, value in row.items()}
 
 
-BUDGETS = Listing("budgets", BudgetRow, "budget_list", READ, filters=BudgetFilters, order=("id",), shown=_readable)
+def _budget_shown(row: Row) -> Row:
+    return {**_readable(row), "used_up": row["used_up"] and not row["run_ended"]}
+
+
+SOURCE = f"""(
+SELECT b.*, b.run_id IS NOT NULL AND {RUN_IS_OVER.format(root="b.run_id")} AS run_ended FROM budget_list b)"""  # noqa: S608 - our own names
+BUDGETS = Listing("budgets", BudgetRow, SOURCE, READ, filters=BudgetFilters, order=("id",), shown=_budget_shown)
 SPEND = Listing("spend", SpendRow, "spend_list", READ, filters=SpendFilters, order=("-day", "id"), shown=_readable)
-ONE = f"SELECT {', '.join(BudgetRow.model_fields)} FROM budget_list WHERE tenant_id = %s AND id = %s"  # noqa: S608
+ONE = f"SELECT {', '.join(BudgetRow.model_fields)} FROM {SOURCE} b WHERE tenant_id = %s AND id = %s"  # noqa: S608
 
 surface.listing(
     "/api/budgets",
@@ -113,6 +123,7 @@ surface.listing(
             "unknown",
             "reserved",
             "available",
+            "run_ended",
         ),
         empty="no budgets: paid calls are not limited (`ecluse budgets set AMOUNT --period day`)",
     ),
@@ -135,7 +146,7 @@ async def show_budget(look: Look, budget_id: BudgetNumber) -> Row:
     row: Row | None = await fetch_one(look.connection, dict, ONE, (look.tenant, budget_id))
     if row is None:
         raise NotFound(f"There is no budget {budget_id}.")
-    return _readable(row)
+    return _budget_shown(row)
 
 
 @surface.operation(
@@ -145,7 +156,7 @@ async def show_budget(look: Look, budget_id: BudgetNumber) -> Row:
     answer=ChangedBudget,
     action="budget.set",
     subject="budget:{id}",
-    refuses=("BUDGET_BELOW_SPENT",),
+    refuses=("BUDGET_BELOW_SPENT", "ALREADY_ENDED"),
     command=Command("budgets set", arguments=("amount",), example="ecluse budgets set 25 --period day --schedule-id 3"),
 )
 async def put_budget(act: Act, body: NewBudget) -> Row:

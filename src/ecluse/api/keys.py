@@ -72,7 +72,7 @@ class TenantRow(Shape):
     name: str
     created_at: datetime
     disabled_at: datetime | None
-    keys: int = Field(description="Number of keys that are not revoked.")
+    keys: int = Field(description="Number of valid keys: not revoked, not expired.")
 
 
 class NewTenant(Body):
@@ -121,9 +121,12 @@ async def check_administrator(look: Look) -> None:
 
 
 KEYS = Listing("keys", KeyRow, "key_list", "keys.read", filters=KeyFilters, order=("id",))
-TENANTS = Listing("tenants", TenantRow, "tenant_list", "tenants.read", order=("id",), every_tenant=True)
+TENANTS_WITH_KEYS = """(
+SELECT id, name, created_at, disabled_at,
+       (SELECT count(*)::int FROM key_list k WHERE k.tenant_id = t.id AND k.state = 'valid') AS keys FROM tenants t)"""
+TENANTS = Listing("tenants", TenantRow, TENANTS_WITH_KEYS, "tenants.read", order=("id",), every_tenant=True)
 ONE_KEY = f"SELECT {', '.join(KeyRow.model_fields)} FROM key_list WHERE id = %s"  # noqa: S608 - our own names
-ONE_TENANT = "SELECT * FROM tenant_list WHERE id = %s"
+ONE_TENANT = f"SELECT * FROM {TENANTS_WITH_KEYS} t WHERE id = %s"  # noqa: S608 - our own names
 OPEN_RUNS = "SELECT count(*)::int FROM runs WHERE tenant_id = %s AND ended_at IS NULL"
 DISABLING = """
 WITH open AS MATERIALIZED (SELECT id FROM runs WHERE tenant_id = %(tenant)s AND ended_at IS NULL),

@@ -57,9 +57,16 @@ def _of_server(client: Client) -> list[Finding]:
     try:
         answer = client.get("/api/doctor")
     except Refused as refused:
-        do = "use an admin key of the tenant default"
-        return [ours, Finding("fail", "server", refused.message.rstrip("."), do)]
+        return [ours, Finding("fail", "server", refused.message.rstrip("."), _advice(refused))]
     return [ours, *(Finding(**one) for one in answer["findings"])]
+
+
+def _advice(refused: Refused) -> str:
+    if refused.error_code == "DATABASE_AWAY":
+        return "start PostgreSQL, or see in the server's log why it does not reach it"
+    if refused.status in (401, 403):
+        return "use an admin key of the tenant default"
+    return "do what the message says, or repeat the command"
 
 
 def _of_host() -> list[Finding]:

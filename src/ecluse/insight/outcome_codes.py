@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-RETRIED = "Nothing: the call is retried with backoff. If the error persists, check the vendor and its lane."
+# An item fails with the code of its last execution.
+RETRIED = (
+    "The call is retried with backoff. If the item has failed with it, check the vendor, then redrive the run or retry "
+    "its failed targets."
+)
+SLOWER = (
+    "The call is retried with backoff, which uses up executions. If the item has failed with it, lower the caps of the "
+    "lane (`ecluse lanes cap`) or its connection, then redrive the run or retry its failed targets."
+)
+REGISTER = "The call is retried with backoff. If the source has failed with it, refresh the company later."
+MAIL_SERVER = "The mail is retried for a day. If it has failed, check the mail server, then redeliver."
 REDRIVE = "Redrive the run."
 
 
@@ -96,8 +106,8 @@ FAILURES = {
     "QUOTA_EXCEEDED": Failure(
         "The quota of the vendor's account is used up.", "Raise the quota, then redrive the run."
     ),
-    "THROTTLED": Failure("The vendor answered 429: too many requests.", RETRIED),
-    "CONCURRENCY": Failure("Too many requests at a time for the plan of the vendor's account.", RETRIED),
+    "THROTTLED": Failure("The vendor answered 429: too many requests.", SLOWER),
+    "CONCURRENCY": Failure("Too many requests at a time for the plan of the vendor's account.", SLOWER),
     "TIMEOUT": Failure("No answer came within the time limit.", RETRIED),
     "UNAUTHORIZED": Failure("The vendor refused with 401.", "Check the vendor's key."),
     "VENDOR_DISCONNECTED": Failure("The connection was lost before the answer was complete.", RETRIED),
@@ -124,7 +134,8 @@ FAILURES = {
     # Transcriptions and audits
     "AUDIO_UNAVAILABLE": Failure(
         "Ecluse could not download the recording; the vendor was not called.",
-        "Nothing: the download is retried with backoff. If the error persists, check the server of the recordings.",
+        "The download is retried with backoff. If the item has failed with it, check the server of the recordings, "
+        "then redrive the run.",
     ),
     "CONTENT_FILTERED": Failure("The filter of the model's vendor withheld the answer.", "Change the config's texts."),
     "EMPTY_ANSWER": Failure("The model's answer is empty.", RETRIED),
@@ -144,7 +155,8 @@ FAILURES = {
     "ACCESS_DENIED": Failure("The access token lacks a scope.", "Give the token write_products, or give another one."),
     "CURRENCY_MISMATCH": Failure("A price is in another currency than the project.", "Connect the shop again."),
     "INTERNAL_SERVER_ERROR": Failure(
-        "The shop answered with an internal error; the price is read back to find out whether it was applied.", RETRIED
+        "The shop answered with an internal error; the price is read back to find out whether it was applied.",
+        "The price is retried with backoff. If the target has failed with it, retry the failed targets.",
     ),
     "NOT_ATTEMPTED": Failure("The price was never sent: the run ended before.", "Retry the failed targets."),
     "SHOP_FROZEN": Failure(
@@ -163,9 +175,9 @@ FAILURES = {
         "The register's answer lacks the company's name or number.", "Refresh the company later."
     ),
     "INVALID_RESPONSE": Failure("The register's answer is not as documented.", "Refresh the company later."),
-    "NETWORK_ERROR": Failure("No connection to the register could be made.", RETRIED),
-    "RATE_LIMIT": Failure("The register answered: too many requests.", RETRIED),
-    "SERVER_ERROR": Failure("The register failed.", RETRIED),
+    "NETWORK_ERROR": Failure("No connection to the register could be made.", REGISTER),
+    "RATE_LIMIT": Failure("The register answered: too many requests.", REGISTER),
+    "SERVER_ERROR": Failure("The register failed.", REGISTER),
     "UNKNOWN": Failure(
         "A call to the register failed for a reason without a code of its own.",
         "Read the error text of the source, then refresh the company.",
@@ -177,7 +189,7 @@ FAILURES = {
     "GONE": Failure(
         "The receiver answered 410, and the endpoint was switched off.", "Correct the URL, then switch the endpoint on."
     ),
-    "MAIL_DEFERRED": Failure("The mail server asked to try later.", RETRIED),
+    "MAIL_DEFERRED": Failure("The mail server asked to try later.", MAIL_SERVER),
     "MAIL_LIMIT": Failure(
         "The tenant has used up its mails of the day.", "Raise ECLUSE_MAILS_PER_DAY, or subscribe to fewer events."
     ),
@@ -185,7 +197,7 @@ FAILURES = {
         "The server is not set up to send mail.", "Set SMTP_HOST, MAIL_FROM and ECLUSE_PUBLIC_URL."
     ),
     "MAIL_REFUSED": Failure("The mail server refused the mail.", "Correct the address that the error names."),
-    "MAIL_SERVER": Failure("The mail server could not be used; nothing was sent.", RETRIED),
+    "MAIL_SERVER": Failure("The mail server could not be used; nothing was sent.", MAIL_SERVER),
     "MAY_HAVE_BEEN_SENT": Failure(
         "The mail may have been sent, so it is not repeated.", "Redeliver the event if the mail did not arrive."
     ),

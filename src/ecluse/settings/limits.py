@@ -50,6 +50,7 @@ class LimitKnobs(BaseSettings):
     ECLUSE_LIMIT_JOB_SERVERS: Most = _most(1_000, "Server instances of a tenant.")
     ECLUSE_LIMIT_API_KEYS: Most = _most(500, "API keys of a tenant that are in force.")
     ECLUSE_LIMIT_MAIL_ADDRESSES: Most = _most(
-        500, "Mail addresses that endpoints and schedules of a tenant have named, confirmed or not."
+        500,
+        "Mail addresses of a tenant that endpoints and schedules name or that were sent a link, confirmed or not.",
     )
     ECLUSE_LIMIT_ANSWER_MEGABYTES: Most = _most(10, "Megabytes of one JSON answer, before compression.")

@@ -61,7 +61,7 @@ def _budgets(request: Request, page: Row) -> Context:
     for row in rows:
         same = {name: row[name] for name in ("amount", "schedule_id", "run_id")}
         same |= {"period": row["period"]} if row["period"] != "all" else {}
-        row["buttons"] = buttons(request, ("put_budget", {}), back=HERE, **same)
+        row["buttons"] = [] if row["run_ended"] else buttons(request, ("put_budget", {}), back=HERE, **same)
         row["buttons"] += buttons(request, ("remove_budget", {"budget_id": row["id"]}), back=HERE)
     return {
         "budgets": rows,

@@ -169,6 +169,30 @@ async def test_what_was_cancelled_is_redriven_on_request_only(connection, query)
     assert stands == {"selected": 3, "successful": 2, "failed": 1, "ignored": 0, "cancelled": 0}
 
 
+async def test_a_redrive_makes_the_calls_that_its_preview_expects_of_targets_that_cannot_succeed(automate, connection):
+    """Without a URL or recordings no call is made; a recording that the provider refuses is sent to it again."""
+    world = await automate(audit_wait=timedelta(seconds=20))
+    await world.config()
+    world.sandbox.set_faults([{"kind": "refused", "vendor": "elevenlabs", "code": "bad_audio", "ids": ["1000-1"]}])
+    run = await world.run_over("1000", "9100", "9200")
+    assert run["failed_fiches"] == 3
+    first = await load_run(connection, run["id"])
+    none = {"transcripts": 0, "audits": 0}
+    for code, calls in (("NO_URL", none), ("NO_TRANSCRIPT", none), (None, {"transcripts": 1, "audits": 0})):
+        told = await preview_redrive(connection, redrive_of(world.flow), first, Choice(error_code=code))
+        assert (told["cannot_succeed"], told["calls"], told["expected_cost"]) == (told["count"], calls, None), code
+    assert told["count"] == 3
+
+    def sent():
+        paths = [one["path"] for one in world.sandbox.ledger(kind="call")]
+        return [sum(path.endswith(end) for path in paths) for end in ("/speech-to-text", "/chat/completions")]
+
+    before = sent()
+    again = await redrive(connection, world.flow, first, Choice())
+    assert (await world.ended(again.run.id))["failed_fiches"] == 3
+    assert [now - then for now, then in zip(sent(), before, strict=True)] == [1, 0]
+
+
 async def test_what_cannot_succeed_is_known_before_it_is_tried_again(automate, connection, query):
     """A fiche with a recording without a URL, one without recordings, one whose model was down."""
     world = await automate(audit_wait=timedelta(seconds=20))

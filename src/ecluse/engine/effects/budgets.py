@@ -62,15 +62,24 @@ UPDATE items i SET due_at = ecluse_now(), postponed_cause = NULL, postponed_why 
     LIMIT %s FOR UPDATE SKIP LOCKED) s
 WHERE i.id = s.id
 """
-# The first day of the subject's present total and, for a run that another run started, that other run.
+# An SQL condition: the run `root` and the runs that count against its budget have ended, or are deleted. The runs that
+# a run has started may be open after its end.
+RUN_IS_OVER = """NOT EXISTS (
+    WITH RECURSIVE tree AS (
+        SELECT id, ended_at FROM runs WHERE id = {root}
+        UNION ALL SELECT r.id, r.ended_at FROM tree t JOIN runs r ON r.parent_run_id = t.id WHERE r.redrive_of IS NULL)
+    SELECT 1 FROM tree WHERE ended_at IS NULL)"""
+# The first day of the subject's present total; for a run that another run started, that other run; and whether the
+# subject is a run that is over.
 SUBJECT = {
-    "tenant": "SELECT (ecluse_now() AT TIME ZONE 'UTC')::date, NULL",
+    "tenant": "SELECT (ecluse_now() AT TIME ZONE 'UTC')::date, NULL, false",
     "schedule": """
-SELECT (ecluse_now() AT TIME ZONE 'UTC')::date, NULL FROM schedules
+SELECT (ecluse_now() AT TIME ZONE 'UTC')::date, NULL, false FROM schedules
 WHERE tenant_id = %(tenant)s AND id = %(subject)s AND deleted_at IS NULL""",
-    "run": """
-SELECT (created_at AT TIME ZONE 'UTC')::date, CASE WHEN redrive_of IS NULL THEN parent_run_id END FROM runs
-WHERE tenant_id = %(tenant)s AND id = %(subject)s""",
+    "run": f"""
+SELECT (created_at AT TIME ZONE 'UTC')::date, CASE WHEN redrive_of IS NULL THEN parent_run_id END,
+       {RUN_IS_OVER.format(root="%(subject)s")}
+FROM runs WHERE tenant_id = %(tenant)s AND id = %(subject)s""",  # noqa: S608 - our own names
 }
 NOTHING_LEFT = """
 SELECT scope, schedule_id, period, spent, amount, unknown, renews_at FROM budget_list
@@ -95,7 +104,8 @@ class Budget:
 async def set_budget(connection: Connection, new: Budget) -> int:
     """Create a budget or change its amount, in the caller's transaction, and return its id. Raise NotFound if the
     tenant has no such schedule or run, InvalidInput if the run was started by another run (that run's budget includes
-    it), and Conflict if the amount is below the cost that is spent and reserved."""
+    it), and Conflict if that run and those that it started have ended, or the amount is below the cost that is spent
+    and reserved."""
     key = await _key(connection, new.tenant_id, new.scope, new.subject_id, new.period)
     total = (await lock_totals(connection, [key]))[key]
     if total.spent + total.reserved > new.amount:
@@ -142,14 +152,21 @@ async def require_budget(connection: Connection, flow: Flow, tenant: str, schedu
 
 async def _key(connection: Connection, tenant: str, scope: Scope, subject_id: int, period: Period) -> TotalKey:
     """Return the key of the present total that a budget limits. Raise NotFound if the tenant has no such schedule or
-    run, and InvalidInput if the run was started by another run and counts against that one's budget."""
+    run, InvalidInput if the run was started by another run and counts against that one's budget, and Conflict if no
+    call can count against the budget any more."""
     row = await fetch_row(connection, SUBJECT[scope], {"tenant": tenant, "subject": subject_id})
     if row is None:
         raise NotFound(f"There is no {scope} {subject_id}.")
-    day, parent = row
+    day, parent, over = row
     if parent is not None:
         raise InvalidInput(
             f"Run {subject_id} was started by run {parent}: set the budget of that run, which includes it"
+        )
+    if over:
+        raise Conflict(
+            f"Run {subject_id} has ended, with the runs that it started: a budget of it would limit nothing. A redrive"
+            " of it is a run of its own, without this budget.",
+            code="ALREADY_ENDED",
         )
     return TotalKey(tenant, scope, subject_id, period, day.replace(day=1) if period == "month" else day)
 

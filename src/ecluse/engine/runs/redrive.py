@@ -112,7 +112,7 @@ class Redrive:
     async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
         return await failed_targets(connection, run)
 
-    async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:  # noqa: ARG002
+    async def estimate(self, connection: Connection, run: Run, taken: Sequence[FailedTarget]) -> Estimate:  # noqa: ARG002
         return Estimate()  # nothing is known, unless the flow says so
 
     async def start(
@@ -191,7 +191,7 @@ def overview(failed: Sequence[FailedTarget], choice: Choice) -> dict[str, Any]:
 def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
     """Return the targets to repeat. If there are none, raise Conflict, which says why."""
     if taken := _taken(failed, choice):
-        return taken
+        return [one.target for one in taken]
     view = overview(failed, choice)
     if causes := view["causes"]:
         named = ", ".join(f"{one['count']} {one['error_code']}" for one in causes)
@@ -214,8 +214,8 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
     raise Conflict(why, code="NOTHING_FAILED")
 
 
-def _taken(failed: Sequence[FailedTarget], choice: Choice) -> list[str]:
-    return [one.target for one in failed if choice.takes(one)]
+def _taken(failed: Sequence[FailedTarget], choice: Choice) -> list[FailedTarget]:
+    return [one for one in failed if choice.takes(one)]
 
 
 def _grouped(rows: Iterable[tuple[str | None, str, str | None]]) -> list[dict[str, Any]]:

@@ -3,15 +3,21 @@ figures for the estimate of a redrive."""
 
 from __future__ import annotations
 
+from ecluse.engine import FailedTarget
+from ecluse.flows.audits.store import STAGE as AUDIT
 from ecluse.flows.automation.eligibility import FETCH
 from ecluse.flows.automation.transcripts import TRANSCRIBE
+from ecluse.flows.fiches.cache import URL_MISSING
 
-# Only cached fiches are counted: the number of recordings of other fiches is not known yet.
-LEFT = """
+BEFORE_THE_CALL = ("NO_TRANSCRIPT", "TRANSCRIPT_TOO_LONG")  # the codes of audits that fail without a call
+
+# Only cached fiches are counted: the number of recordings of other fiches is not known yet. A recording without a URL
+# fails without a call.
+LEFT = f"""
 SELECT count(*), coalesce(sum(r.duration_s), 0), count(*) FILTER (WHERE r.duration_s IS NULL) FROM fiche_cache f
-JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL
+JOIN recordings r ON r.fiche_cache_id = f.id AND NOT r.has_transcription AND r.removed_at IS NULL AND NOT {URL_MISSING}
 WHERE f.tenant_id = %s AND f.fiche_id = ANY(%s)
-"""
+"""  # noqa: S608 - our own words
 # Per failed fiche, the first item that failed permanently, of the run itself or of the run that transcribed it. A
 # failed recording that has its transcript by now does not make the fiche hopeless, nor does NO_TRANSCRIPT if the fiche
 # has recordings: they may be transcribed yet.
@@ -56,3 +62,14 @@ SCHEDULE = """
 SELECT s.id, r.input -> 'override_fiche_selection' FROM runs r
 LEFT JOIN schedules s ON s.id = r.schedule_id AND s.tenant_id = r.tenant_id AND s.deleted_at IS NULL WHERE r.id = %s
 """
+
+
+def is_fetched(one: FailedTarget) -> bool:
+    """Return whether a redrive of the fiche comes to its transcripts: not if its details cannot be fetched as it is."""
+    return one.cause is None or one.stage != FETCH
+
+
+def is_audited(one: FailedTarget) -> bool:
+    """Return whether a redrive of the fiche comes to the calls of its audits: not if it cannot be fetched or
+    transcribed as it is, or its audits fail before the call. An audit that the model has refused is sent again."""
+    return one.cause is None or (one.stage == AUDIT and one.cause not in BEFORE_THE_CALL)

@@ -34,7 +34,7 @@ from ecluse.engine import (
 from ecluse.flows.audits.configs import resolve_configs
 from ecluse.flows.automation import events
 from ecluse.flows.automation.config import Config
-from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS
+from ecluse.flows.automation.redrive import COST, FAILED, LEFT, SCHEDULE, SETTINGS, is_audited, is_fetched
 from ecluse.flows.automation.schedules import kinds_of, load, selection_of
 from ecluse.flows.automation.selection_model import (
     AUDIT_WAIT,
@@ -66,21 +66,24 @@ class AutomationRedrive(Redrive):
     async def failed(self, connection: Connection, run: Run) -> list[FailedTarget]:
         return [one for one in await failed_targets(connection, run, FAILED) if is_fiche_id(one.target)]
 
-    async def estimate(self, connection: Connection, run: Run, targets: Sequence[str]) -> Estimate:
+    async def estimate(self, connection: Connection, run: Run, taken: Sequence[FailedTarget]) -> Estimate:
         """Return how many transcripts and audits a redrive of these fiches would make, with time and cost as far as
-        they are known. The time is that of the transcripts, at the rate of their lane. The cost of transcripts is their
+        they are known. Calls that a fiche does not come to are not counted, because it fails before them again. The
+        time is that of the transcripts, at the rate of their lane. The cost of transcripts is their
         price, that of audits the average cost of recent audits with these configs."""
         row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
-        if row is None or not targets:
+        if row is None or not taken:
             return Estimate()
         transcribes, audits, named, automatic = row
         found = await resolve_configs(connection, run.tenant_id, named, automatic)
         configs = [one.id for one in found.configs] if audits else []
         left, length, unknown = (
-            await fetch_row(connection, LEFT, (run.tenant_id, list(targets))) if transcribes or audits else None
+            await fetch_row(connection, LEFT, (run.tenant_id, [one.target for one in taken if is_fetched(one)]))
+            if transcribes or audits
+            else None
         ) or (0, 0, 0)
         each = await fetch_value(connection, COST, (run.tenant_id, configs))
-        calls = {"transcripts": left, "audits": len(targets) * len(configs)}
+        calls = {"transcripts": left, "audits": sum(is_audited(one) for one in taken) * len(configs)}
         known, default = self.config.transcript_cost(length), self.config.transcript_cost(None)
         costs: dict[str, Decimal | None] = {
             "transcripts": None if known is None or default is None else known + default * unknown,

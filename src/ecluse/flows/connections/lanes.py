@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ecluse.db.connect import Connection
-from ecluse.db.query import fetch_column
+from ecluse.db.query import Row, fetch_column
 from ecluse.engine import Flow, Lane, put_lanes, retire_lanes
 from ecluse.flows.connections import records
 from ecluse.flows.connections.records import Kind, Record
@@ -21,6 +21,19 @@ BASES: Mapping[Kind, tuple[str, ...]] = {
     "llm": ("llm",),
 }
 # Without the declared lanes, which are those of the tenant `default`.
+OVERRIDES_SHOWN = 10  # lanes per connection, at most
+BASE_OF_KIND = ", ".join(f"('{kind}', '{base}')" for kind, bases in BASES.items() for base in bases)
+# The connections, each with the caps that operators have set on its lanes: they stay in force instead of its own.
+WITH_OVERRIDES = f"""(
+SELECT c.*, (
+    SELECT coalesce(jsonb_agg(o), '[]') FROM (
+        SELECT l.name AS lane, l.set_max_in_flight AS max_in_flight, l.set_per_second AS per_second,
+               count(*) OVER () AS lanes
+        FROM lanes l JOIN (VALUES {BASE_OF_KIND}) AS b(kind, base) ON b.base = l.base
+        WHERE b.kind = c.kind AND l.tenant_id = c.tenant_id AND l.name <> l.base AND l.retired_at IS NULL
+          AND (l.set_max_in_flight IS NOT NULL OR l.set_per_second IS NOT NULL)
+        ORDER BY length(l.name), l.name LIMIT {OVERRIDES_SHOWN}) o) AS overrides
+FROM connections c)"""  # noqa: S608 - our own names
 MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) AND name <> base ORDER BY name"
 
 
@@ -48,6 +61,21 @@ async def of_tenants(
     """Return the lane of each tenant's connection of this kind, by tenant, as `lane` does."""
     known = await records.of_tenants(connection, kind, tenants)
     return {tenant: lane(declared, tenant, known.get(tenant), apart) for tenant in tenants}
+
+
+def with_remarks(row: Row) -> Row:
+    """Return a row of WITH_OVERRIDES with each override in words, and the number of those that are not shown."""
+    found = row["overrides"]
+    more = found[0]["lanes"] - len(found) if found else 0
+    further = [f"{more} further lanes with caps set by an operator: `ecluse lanes list` shows them"] if more else []
+    return {**row, "overrides": [*(_remark(**one) for one in found), *further]}
+
+
+def _remark(lane: str, max_in_flight: int | None, per_second: float | None, **_: int) -> str:
+    caps = [] if max_in_flight is None else [(f"{max_in_flight:,} in flight", "--max-in-flight null")]
+    caps += [] if per_second is None else [(f"{60 * per_second:g} per minute", "--per-second null")]
+    said, cleared = [" and ".join(said for said, _ in caps), " ".join(cleared for _, cleared in caps)]
+    return f"lane {lane}: {said}, set by an operator, until `ecluse lanes cap {lane} {cleared}`"
 
 
 async def put(connection: Connection, flows: Iterable[Flow], kind: Kind, record: Record) -> None:

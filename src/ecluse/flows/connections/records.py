@@ -11,14 +11,14 @@ import psycopg
 from ecluse.access.tenants import DEFAULT
 from ecluse.base.errors import Conflict, NotFound
 from ecluse.db.connect import Connection
-from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows
+from ecluse.db.query import Row, fetch_all, fetch_one, fetch_rows, fetch_value
 
 Kind = Literal["crm", "speech", "llm"]
 KINDS: tuple[Kind, ...] = ("crm", "speech", "llm")
 VENDORS = {"crm": "the CRM", "speech": "speech to text", "llm": "the language model"}
 
 CHANGEABLE = ("base_url", "model", "max_in_flight", "per_minute", "api_key_ends")
-LOAD = "SELECT * FROM connections WHERE tenant_id = %s AND kind = %s"
+LOAD = "SELECT * FROM {source} c WHERE tenant_id = %s AND kind = %s"
 OF_TENANTS = """
 SELECT tenant_id, base_url, model, max_in_flight, per_minute FROM connections WHERE kind = %s AND tenant_id = ANY(%s)
 """
@@ -28,13 +28,13 @@ PUT = """
 INSERT INTO connections (tenant_id, kind, base_url, model, max_in_flight, per_minute, api_key_ends,
                          created_by, created_at, updated_by, updated_at)
 SELECT %(tenant)s, %(kind)s, %(base_url)s, %(model)s, %(max_in_flight)s, %(per_minute)s, %(api_key_ends)s,
-       %(by)s, now, %(by)s, now FROM (SELECT ecluse_now() AS now) clock RETURNING *
+       %(by)s, now, %(by)s, now FROM (SELECT ecluse_now() AS now) clock
 """
 # By compare-and-set: what was tested is what was read.
 CHANGE = f"""
 UPDATE connections SET {", ".join(f"{name} = %({name})s" for name in CHANGEABLE)}, updated_by = %(by)s,
     updated_at = greatest(ecluse_now(), updated_at + interval '1 microsecond')
-WHERE tenant_id = %(tenant)s AND kind = %(kind)s AND updated_at = %(read_at)s RETURNING *
+WHERE tenant_id = %(tenant)s AND kind = %(kind)s AND updated_at = %(read_at)s RETURNING 1
 """  # noqa: S608 - our own names
 
 
@@ -105,9 +105,10 @@ def no_connection(tenant: str, kinds: Collection[Kind]) -> Conflict:
     return Conflict(f"Tenant {tenant} has no connection to {named}: add {what} {how}.", code="NO_CONNECTION")
 
 
-async def load(connection: Connection, tenant: str, kind: Kind) -> Row:
-    """Return the row of a connection. Raise NotFound if the tenant has no stored connection of this kind."""
-    row = await fetch_one(connection, dict, LOAD, (tenant, kind))
+async def load(connection: Connection, tenant: str, kind: Kind, source: str = "connections") -> Row:
+    """Return the row of a connection. `source`: the table, or a query that adds columns. Raise NotFound if the tenant
+    has no stored connection of this kind."""
+    row = await fetch_one(connection, dict, LOAD.format(source=source), (tenant, kind))
     if row is None:
         raise _unknown(kind)
     return row
@@ -117,27 +118,22 @@ def _unknown(kind: Kind) -> NotFound:
     return NotFound(f"There is no connection {kind}. `ecluse connections list` shows them.")
 
 
-async def create(connection: Connection, tenant: str, kind: Kind, values: Row, by: str) -> Row:
-    """Insert a connection and return its row. Raise Conflict if the tenant has one of this kind already."""
+async def create(connection: Connection, tenant: str, kind: Kind, values: Row, by: str) -> None:
+    """Insert a connection. Raise Conflict if the tenant has one of this kind already."""
     try:
         async with connection.transaction():
-            found = await fetch_one(connection, dict, PUT, {**values, "tenant": tenant, "kind": kind, "by": by})
+            await connection.execute(PUT, {**values, "tenant": tenant, "kind": kind, "by": by})
     except psycopg.errors.UniqueViolation as error:
         message = f"There is a connection {kind} already: change it, or delete it first."
         raise Conflict(message, code="CONNECTION_EXISTS") from error
-    assert found is not None  # noqa: S101 - as RETURNING says
-    return found
 
 
-async def change(connection: Connection, known: Row, changes: Row, by: str) -> Row:
-    """Change a connection that was read as `known`, and return its new row. Raise Conflict if it was changed or deleted
-    since then."""
+async def change(connection: Connection, known: Row, changes: Row, by: str) -> None:
+    """Change a connection that was read as `known`. Raise Conflict if it was changed or deleted since then."""
     values = {name: changes.get(name, known[name]) for name in CHANGEABLE}
     which: dict[str, Any] = {"tenant": known["tenant_id"], "kind": known["kind"], "read_at": known["updated_at"]}
-    found = await fetch_one(connection, dict, CHANGE, {**values, **which, "by": by})
-    if found is None:
+    if not await fetch_value(connection, CHANGE, {**values, **which, "by": by}):
         raise Conflict(f"Connection {known['kind']} was changed or deleted meanwhile: read it again.")
-    return found
 
 
 async def delete(connection: Connection, tenant: str, kind: Kind) -> None:

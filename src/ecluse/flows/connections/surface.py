@@ -66,6 +66,12 @@ class ConnectionRow(Shape):
     model: str | None
     max_in_flight: int | None
     per_minute: float | None
+    overrides: list[str] = Field(
+        description="Caps that an operator has set on lanes of the connection: they stay in force instead of its own.",
+        examples=[
+            ["lane crm/acme: 2 in flight, set by an operator, until `ecluse lanes cap crm/acme --max-in-flight null`"]
+        ],
+    )
     api_key_ends: str | None = Field(
         examples=["3f9a"], description="The last characters of the key; null if it is too short to show any."
     )
@@ -92,7 +98,15 @@ class DeletedConnection(Shape):
 
 
 CONNECTION = Resource(surface, "/api/connections/{kind}", "vendors", "connection", "connections", ConnectionRow)
-CONNECTIONS = Listing("connections", ConnectionRow, "connections", READ, order=("kind",), base=ConnectionPageBase)
+CONNECTIONS = Listing(
+    "connections",
+    ConnectionRow,
+    lanes.WITH_OVERRIDES,
+    READ,
+    order=("kind",),
+    shown=lanes.with_remarks,
+    base=ConnectionPageBase,
+)
 
 
 async def _kind(_: Look, text: str) -> Kind:
@@ -110,7 +124,7 @@ CONNECTION.lists(
     CONNECTIONS,
     check=_environment,
     list_connections="List the connections of the tenant to vendors, by kind; never their keys.",
-    columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "updated_at"),
+    columns=("kind", "base_url", "model", "api_key_ends", "max_in_flight", "per_minute", "overrides", "updated_at"),
     empty="no connections: `ecluse connections create KIND --base-url URL --api-key-file FILE`",
 )
 
@@ -118,7 +132,7 @@ CONNECTION.lists(
 @CONNECTION.shows()
 async def show_connection(look: Look, kind: KindInPath) -> Row:
     """Show one connection, without its key."""
-    return await records.load(look.connection, look.tenant, kind)
+    return lanes.with_remarks(await records.load(look.connection, look.tenant, kind, lanes.WITH_OVERRIDES))
 
 
 async def _try_new(asked: CallerRequest, body: NewConnection) -> None:
@@ -140,13 +154,13 @@ async def create_connection(act: Act, body: NewConnection) -> Row:
     stored."""
     key = body.api_key.get_secret_value()
     given = {**body.model_dump(exclude={"kind", "api_key"}), "base_url": body.base_url.rstrip("/")}
-    row = await records.create(
+    await records.create(
         act.connection, act.tenant, body.kind, {**given, "api_key_ends": key_ends(key)}, act.caller.name
     )
     await sealing(act).put(act.connection, act.tenant, records.secret_name(body.kind), key)
     own = (await records.of_tenants(act.connection, body.kind, [act.tenant]))[act.tenant]
     await lanes.put(act.connection, act.kit.flows, body.kind, own)
-    return row
+    return await show_connection(act, body.kind)
 
 
 async def _try_changed(asked: CallerRequest, kind: str, body: ChangedConnection) -> Row:
@@ -183,10 +197,10 @@ async def change_connection(act: Act, kind: KindInPath, body: ChangedConnection)
         key = body.api_key.get_secret_value()
         given["api_key_ends"] = key_ends(key)
         await sealing(act).put(act.connection, act.tenant, records.secret_name(kind), key)
-    row = await records.change(act.connection, act.before, given, act.caller.name)
+    await records.change(act.connection, act.before, given, act.caller.name)
     own = (await records.of_tenants(act.connection, kind, [act.tenant]))[act.tenant]
     await lanes.put(act.connection, act.kit.flows, kind, own)
-    return row
+    return await show_connection(act, kind)
 
 
 @CONNECTION.deletes(answer=DeletedConnection, preview="show_connection")
