@@ -176,8 +176,8 @@ async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
     """Return the caller that the key belongs to; with the header Ecluse-Tenant, acting for that tenant. Raise Refused
     if the key is unknown, its tenant is disabled, its role lacks the permission, or its scope is not ALL and the route
-    is not `narrowed`; raise NotFound if the tenant of the header does not exist. The caller of a known key is stored in
-    `request.state`, even if the request is refused."""
+    is not `narrowed`; raise NotFound if the tenant of the header does not exist. A disabled tenant can still be read by
+    a caller who acts for it. The caller of a known key is stored in `request.state`, even if the request is refused."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None and permission == EXECUTE:
@@ -185,10 +185,13 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if caller is None:
         raise BadCredentials(401, "UNAUTHENTICATED", UNKNOWN, ASK)
     request.state.caller, request.state.key = caller, key
-    if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
-        request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", f"Tenant {caller.tenant!r} is disabled.")
+    if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
+        request.state.caller = caller = await _acting_for(request, caller, tenant)
+        if caller.disabled and request.method != "GET":
+            changed = f"can be read, but not changed. Enable it first: `ecluse tenants enable {tenant}`."
+            raise Refused(403, "TENANT_DISABLED", f"Tenant {tenant!r} is disabled: it {changed}")
     if not caller.may(permission):
         raise Refused(
             403, "FORBIDDEN", f"This needs the permission {permission}, which the role {caller.role} does not have."
