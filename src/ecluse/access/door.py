@@ -75,12 +75,12 @@ class Guarded(APIRoute):
         handle = super().get_route_handler()
         declared = self.openapi_extra or {}
         permission, narrowed = declared[PERMISSION], declared[NARROWED]
-        body, known = self.body_field, _query_parameters(self)
+        body, known = self.body_field, query_parameters(self)
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
             charge(request, await _admit(request, permission, narrowed))
-            _refuse_unknown(request, known)
+            refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
                 return await counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
@@ -122,11 +122,15 @@ async def _counted_parts(
         yield sent
 
 
-def _query_parameters(route: APIRoute) -> list[str]:
-    return sorted({field.alias for field in route.dependant.query_params})
+def query_parameters(route: APIRoute) -> list[str]:
+    """Return the names of the route's query parameters; of a parameter that is a model, the names of its fields."""
+    names: set[str] = set()
+    for one in route.dependant.query_params:
+        names |= getattr(one.field_info.annotation, "model_fields", {one.alias: None}).keys()
+    return sorted(names)
 
 
-def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
+def refuse_unknown(request: Request, known: Sequence[str]) -> None:
     """Raise RequestValidationError if the request has query parameters other than `known`: with a misspelled filter,
     the caller would take an unfiltered answer for a filtered one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
