@@ -17,7 +17,7 @@ from tests.support.pages import FORMS, page_routes, text
         "schedule_id=abc": "schedule_id: there is no such query parameter here",
         "scheduel=7": "did you mean schedule?",
         "cursor=zzz&flow=test": "cursor: there is no such query parameter here",
-        "since=2026-13-45": "since: month value is outside expected range of 1-12",
+        "since=2026-13-45": "since: This should be a valid date or datetime, month value is outside",
         "until=yesterday": "until: ",
     }.items(),
 )
