@@ -95,7 +95,7 @@ def test_of_many_mistakes_some_are_named(shared_api):
             "not a mail address; it must look like someone@example.com",
         ),
         ({"schedule_type": "DAILY"}, "body", "schedule_type DAILY needs time_of_day"),
-        ({"max_retries": 11}, "body.max_retries", "Input should be less than or equal to 10"),
+        ({"max_retries": 11}, "body.max_retries", "This should be less than or equal to 10"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -110,12 +110,12 @@ def test_what_is_wrong_is_said_and_nothing_before_it(shared_api, given, where, s
 @pytest.mark.parametrize(
     ("path", "given", "where", "said"),
     [
-        ("trigger", {"scheduleId": "x"}, "body.scheduleId", "String should match"),
-        ("trigger", {"schedule_id": "x"}, "body.schedule_id", "String should match"),
+        ("trigger", {"scheduleId": "x"}, "body.scheduleId", "This should match"),
+        ("trigger", {"schedule_id": "x"}, "body.schedule_id", "This should match"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"ficheIds": [7]}},
          "body.overrideFicheSelection.ficheIds", "must be a list of fiche ids"),
         ("trigger", {"scheduleId": "1", "override_fiche_selection": {"maxFiches": 0}},
-         "body.override_fiche_selection.maxFiches", "Input should be"),
+         "body.override_fiche_selection.maxFiches", "This should be"),
         ("trigger", {"scheduleId": "1", "overrideFicheSelection": {"onlyUnaudited": None}},
          "body.overrideFicheSelection", "null says nothing about onlyUnaudited"),
         ("schedules", {"name": "x", "scheduleType": "DAILY", "ficheSelection": {"mode": "manual"}},

@@ -47,6 +47,18 @@ def test_what_does_not_fit_its_kind_is_refused(shared_api, body, field):
     assert KEY not in answer.body.decode()
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (SLACK | {"kind": "email"}, "This should be one of 'webhook', 'mail', 'slack', 'pagerduty', not 'email'"),
+        ({"events": ["*"]}, "Field required"),
+    ],
+)
+def test_a_kind_that_does_not_exist_is_answered_with_those_that_do(shared_api, body, problem):
+    answer = shared_api.post(PATH, body)
+    assert (answer.status, answer.json["error"]["details"]) == (422, [{"where": "body.kind", "problem": problem}])
+
+
 def test_a_routing_key_is_sent_to_the_url_that_it_was_given_for(shared_api):
     number = shared_api.post(PATH, PAGERDUTY).json["id"]
     moved = {"url": "https://93.184.216.34/v2/enqueue"}

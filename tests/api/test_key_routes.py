@@ -124,6 +124,39 @@ def test_keys_that_are_expired_or_revoked_count_neither_for_the_tenant_nor_for_i
     assert counted == used == 2  # the admin's, and the third
 
 
+READ = ("/api/me", "/api/runs", "/api/runs/{}", "/api/spend", "/api/budgets", "/api/audit-trail", "/api/keys")
+
+
+def test_a_disabled_tenant_is_read_by_an_admin_of_default_and_by_none_of_its_own_keys(api, admin, rival, dsn):
+    run = rival.post("/api/runs", {"flow": "test"}).json["run_id"]
+    assert admin.post("/api/tenants/rival/disable", {"reason": "unpaid"}).status == 200
+    wait_for(lambda: rival.get("/api/me").status == 403)
+    acting = {"headers": {"Ecluse-Tenant": "rival"}}
+    for path in (one.format(run) for one in READ):
+        assert admin.get(path, **acting).status == 200, path
+        assert (rival.get(path).status, rival.get(path).code) == (403, "TENANT_DISABLED"), path
+        assert api.get(path, **acting).code == "FORBIDDEN", "an operator of default acts for no other tenant"
+    assert [one["id"] for one in admin.get("/api/runs", **acting).json["runs"]] == [run]
+
+
+def test_a_disabled_tenant_is_not_changed_by_an_admin_of_default_either(admin, rival, query):
+    run = rival.post("/api/runs", {"flow": "test"}).json["run_id"]
+    assert admin.post("/api/tenants/rival/disable", {"reason": "unpaid"}).status == 200
+    before = kept(query), query("TABLE runs"), query("TABLE budgets")
+    key = admin.get("/api/keys", headers={"Ecluse-Tenant": "rival"}).json["keys"][0]["id"]
+    for method, path, body in [
+        ("POST", "/api/runs", {"flow": "test"}),
+        ("POST", f"/api/runs/{run}/end", {"reason": "x"}),
+        ("POST", "/api/budgets", {"amount_eur": "1", "period": "day"}),
+        ("POST", "/api/keys", KEY),
+        ("DELETE", f"/api/keys/{key}", None),
+    ]:
+        answer = admin.ask(method, path, body, headers={"Ecluse-Tenant": "rival"})
+        assert (answer.status, answer.code) == (403, "TENANT_DISABLED"), path
+        assert "`ecluse tenants enable rival`" in answer.json["error"]["message"]
+    assert (kept(query), query("TABLE runs"), query("TABLE budgets")) == before
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_tenant_is_disabled_with_or_without_its_open_runs(admin, rival, query, stop):
     rival.post("/api/runs", {"flow": "test", "input": {"targets": ["a", "b"]}})

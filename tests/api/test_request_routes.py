@@ -159,6 +159,20 @@ def test_a_read_of_stale_data_answers_them_and_starts_a_job(api: Client, siren: 
     assert kinds == [("REQUEST_CREATED",), ("REQUEST_OPENED",)]
 
 
+def test_a_read_of_stale_data_of_a_disabled_tenant_starts_no_job(
+    serving_api: Client, siren: str, shared_dsn: str, ask: Any
+) -> None:
+    tenant = f"closed-{siren}"
+    add_tenant(shared_dsn, tenant)
+    admin, acting = serving_api.with_key(new_key(shared_dsn, "admin")), {"headers": {"Ecluse-Tenant": tenant}}
+    row = created(serving_api.with_key(new_key(shared_dsn, "operator", tenant)), siren).json
+    ask("UPDATE companies SET updated_at = updated_at - interval '30 days' WHERE siren = %s", siren)
+    assert admin.post(f"/api/tenants/{tenant}/disable", {"reason": "unpaid"}).status == 200
+    stale = admin.get(f"{PATH}/{row['id']}", **acting).json
+    assert (stale["company"], stale["job_id"]) == (row["company"], row["job_id"])
+    assert ask("SELECT count(*) FROM runs WHERE tenant_id = %s", tenant) == [(1,)]
+
+
 @pytest.mark.req("G-66")
 def test_a_failed_company_is_not_asked_for_again_at_once(api: Client, sandbox: SandboxProcess) -> None:
     siren = next(one for one in some_sirens("90", 50) if one != registers.UNKNOWN)

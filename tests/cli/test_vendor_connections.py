@@ -53,6 +53,13 @@ def test_a_connection_is_made_shown_tested_changed_and_deleted(api, sandbox, one
     assert one(STORED) == (0, 0)
 
 
+def test_an_empty_key_file_is_named_before_anything_is_sent(api, sandbox, one, key_file):
+    refused = api.ecluse("connections", "create", "crm", "--base-url", f"{sandbox.url}/crm", *key_file(" "))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"ecluse: --api-key-file: {key_file(' ')[1]} is empty: it must contain the secret.\n"
+    assert one(STORED) == (0, 0)
+
+
 @pytest.mark.parametrize(("kind", "key"), [("crm", "forbidden"), ("speech", "invalid"), ("llm", "invalid")])
 def test_a_key_that_the_vendor_refuses_is_exit_code_2_and_nothing_is_stored(api, sandbox, one, key_file, kind, key):
     model = ("--model", "gpt-4.1") if kind == "llm" else ()
@@ -60,7 +67,7 @@ def test_a_key_that_the_vendor_refuses_is_exit_code_2_and_nothing_is_stored(api,
     refused = api.ecluse(*given, *key_file(key))
     assert (refused.code, refused.out) == (2, "")
     assert "CONNECTION_REFUSED" in refused.err
-    assert f"the --api-key-file of the connection {kind}" in refused.err
+    assert f"the api key (--api-key-file) of the connection {kind}" in refused.err
     assert one(STORED) == (0, 0)
     api.done(*given, *key_file(KEY))
     refused = api.ecluse("connections", "update", kind, "--max-in-flight", "9", *key_file(key))

@@ -7,9 +7,15 @@ import http.client
 import re
 from dataclasses import dataclass
 
-from ecluse.web.authentication import COOKIE
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from ecluse.web.authentication import COOKIE, Page
 from tests.support.api_server import Answer, Client
 from tests.support.waits import PATIENCE
+
+# Forms need the permission of their operation, which `test_forms.py` looks at.
+FORMS = "/ui/do/"
 
 
 def text(answer: Answer) -> str:
@@ -73,3 +79,7 @@ class LivePage:
     def close(self) -> None:
         self._answer.close()
         self._connection.close()
+
+
+def page_routes(app: FastAPI) -> list[Page]:
+    return [route.original_route for route in iter_route_contexts(app.routes) if isinstance(route.original_route, Page)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
-from pydantic import BaseModel, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from ecluse.base.errors import InvalidInput
 from ecluse.base.validation import readable
@@ -15,6 +17,10 @@ class Order(BaseModel):
     articles: int = 1
     code: str = "a"
     note: str = ""
+    tags: list[str] = Field(["a"], min_length=1, max_length=3)
+    secret: SecretStr = Field(SecretStr("a"), min_length=1, max_length=8)
+    way: Literal["in", "out"] = "in"
+    on: bool = True
 
     @field_validator("articles")
     @classmethod
@@ -41,9 +47,16 @@ class Order(BaseModel):
     ("given", "said"),
     [
         ({"articles": 10}, "articles: no more than nine"),
+        ({"articles": 0.5}, "articles: This should be a whole number"),
+        ({"tags": []}, "tags: This may not be empty"),
+        ({"tags": ["a"] * 4}, "tags: This should have at most 3 entries, not 4"),
+        ({"secret": ""}, "secret: This may not be empty"),
+        ({"secret": "x" * 9}, "secret: This should have at most 8 characters, not 9"),
+        ({"way": "far"}, "way: This should be 'in' or 'out'"),
+        ({"on": "perhaps"}, "on: This should be true or false"),
         ({"code": "abcd"}, "code: Value error, is how it begins"),
         ({"note": "a"}, "note and code are the same"),
-        ({"articles": "x"}, "articles: Input should be a valid integer, unable to parse string as an integer"),
+        ({"articles": "x"}, "articles: This should be a whole number"),
         ({"articles": 10, "code": "abcd"}, "articles: no more than nine; code: Value error, is how it begins"),
     ],
 )

@@ -175,3 +175,10 @@ def test_the_pages_are_accessible_on_any_screen(operator, visit, asked, pages_ds
         visitor.go(path)
         found += unreadable(page)
     assert not found, "\n".join(found)
+
+
+def test_the_sources_fit_a_small_laptop(operator, visit, asked):
+    page = visit(operator.client, viewport={"width": 1024, "height": 768}).enter(operator.key, "/ui/requests/sources")
+    assert page.get_by_text("per second").count()
+    wide, room = page.locator(".overflow-auto").evaluate("one => [one.scrollWidth, one.clientWidth]")
+    assert wide <= room

@@ -147,7 +147,7 @@ def test_an_input_that_is_refused_is_shown_again_with_the_message_at_its_field(o
     assert answer.status == 422
     body = answer.body.decode()
     assert 'name="steps.0.weight" value="-1"' in body
-    assert re.search(r'id="field-steps-0-weight-hint" class="hint">\s*<b class="bad">Input should be greater', body)
+    assert re.search(r'id="field-steps-0-weight-hint" class="hint">\s*<b class="bad">This should be greater', body)
     assert 'name="name" value="Wrong"' in body
     assert "kept &lt;b&gt;words&lt;/b&gt;" in body
     assert fill(COUNT, "Wrong") == 0

@@ -9,19 +9,27 @@ from http.cookies import SimpleCookie
 
 import psycopg
 import pytest
-from fastapi.routing import iter_route_contexts
 
 from ecluse.access.permissions import ROLES
 from ecluse.app import create_app
 from ecluse.bootstrap import Database
-from ecluse.web.authentication import COOKIE, HEADERS, Page
+from ecluse.web.authentication import COOKIE, HEADERS
 from tests.support.api_server import FLOW, SEALING, new_key
 from tests.support.job_world import JobWorld
-from tests.support.pages import LivePage, Reader, text
+from tests.support.pages import FORMS, LivePage, Reader, page_routes, text
 from tests.support.waits import wait_for
 
 # Without a key: what leads to the log-in, and what every page is made with.
-PUBLIC = {"/", "/ui", "/ui/login", "/ui/logout", "/ui/confirm", "/ui/static/{version}/{name:path}", "/ui/{rest:path}"}
+PUBLIC = {
+    "/",
+    "/ui",
+    "/ui/",
+    "/ui/login",
+    "/ui/logout",
+    "/ui/confirm",
+    "/ui/static/{version}/{name:path}",
+    "/ui/{rest:path}",
+}
 PUBLIC |= {"/docs", "/docs/errors"}  # as the OpenAPI document
 UNKNOWN = ("nobody", "garbage", "expired", "revoked")
 SCHEDULE = """
@@ -46,14 +54,6 @@ WITH company AS (
 INSERT INTO requests (tenant_id, company_siren, correlation_id, created_by, created_at, updated_at)
 VALUES ('default', '552049447', '', 'a test', ecluse_now(), ecluse_now()) RETURNING id
 """
-
-
-# Forms need the permission of their operation, which `test_forms.py` looks at.
-FORMS = "/ui/do/"
-
-
-def page_routes(app):
-    return [route.original_route for route in iter_route_contexts(app.routes) if isinstance(route.original_route, Page)]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,12 @@ def test_a_page_without_a_permission_is_public_by_name_and_a_worker_has_no_pages
     assert undeclared == PUBLIC
     app = create_app(SEALING, Database(pages_dsn, None), [FLOW], frozenset({"worker"}))
     assert page_routes(app) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/"])
+def test_the_short_addresses_of_the_pages_lead_to_the_runs(reader, path):
+    answer = reader.get(path)
+    assert (answer.status, answer.headers["Location"]) == (303, "/ui/runs")
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ class Guarded(APIRoute):
         handle = super().get_route_handler()
         declared = self.openapi_extra or {}
         permission, narrowed = declared[PERMISSION], declared[NARROWED]
-        body, known = self.body_field, _query_parameters(self)
+        body, known = self.body_field, query_parameters(self)
         wanted = FORM if body is not None and isinstance(body.field_info, Form) else "application/json"
 
         async def guarded(request: Request) -> Response:
             charge(request, await _admit(request, permission, narrowed))
-            _refuse_unknown(request, known)
+            refuse_unknown(request, known)
             if body is None or (not body.field_info.is_required() and not _has_content(request)):
                 return await counted(request, await handle(request))
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
@@ -122,11 +122,15 @@ async def _counted_parts(
         yield sent
 
 
-def _query_parameters(route: APIRoute) -> list[str]:
-    return sorted({field.alias for field in route.dependant.query_params})
+def query_parameters(route: APIRoute) -> list[str]:
+    """Return the names of the route's query parameters; of a parameter that is a model, the names of its fields."""
+    names: set[str] = set()
+    for one in route.dependant.query_params:
+        names |= getattr(one.field_info.annotation, "model_fields", {one.alias: None}).keys()
+    return sorted(names)
 
 
-def _refuse_unknown(request: Request, known: Sequence[str]) -> None:
+def refuse_unknown(request: Request, known: Sequence[str]) -> None:
     """Raise RequestValidationError if the request has query parameters other than `known`: with a misspelled filter,
     the caller would take an unfiltered answer for a filtered one."""
     unknown = [name for name in dict.fromkeys(request.query_params.keys()) if name not in known]
@@ -176,8 +180,8 @@ async def _admit(request: Request, permission: str, narrowed: bool) -> Caller:
 async def admit(request: Request, key: str, permission: str, *, narrowed: bool = False) -> Caller:
     """Return the caller that the key belongs to; with the header Ecluse-Tenant, acting for that tenant. Raise Refused
     if the key is unknown, its tenant is disabled, its role lacks the permission, or its scope is not ALL and the route
-    is not `narrowed`; raise NotFound if the tenant of the header does not exist. The caller of a known key is stored in
-    `request.state`, even if the request is refused."""
+    is not `narrowed`; raise NotFound if the tenant of the header does not exist. A disabled tenant can still be read by
+    a caller who acts for it. The caller of a known key is stored in `request.state`, even if the request is refused."""
     keys: Keys = request.app.state.keys
     caller = await keys.find(key)
     if caller is None and permission == EXECUTE:
@@ -185,10 +189,13 @@ async def admit(request: Request, key: str, permission: str, *, narrowed: bool =
     if caller is None:
         raise BadCredentials(401, "UNAUTHENTICATED", UNKNOWN, ASK)
     request.state.caller, request.state.key = caller, key
-    if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
-        request.state.caller = caller = await _acting_for(request, caller, tenant)
     if caller.disabled:
         raise Refused(403, "TENANT_DISABLED", f"Tenant {caller.tenant!r} is disabled.")
+    if (tenant := request.headers.get(TENANT)) is not None and tenant != caller.tenant:
+        request.state.caller = caller = await _acting_for(request, caller, tenant)
+        if caller.disabled and request.method != "GET":
+            changed = f"can be read, but not changed. Enable it first: `ecluse tenants enable {tenant}`."
+            raise Refused(403, "TENANT_DISABLED", f"Tenant {tenant!r} is disabled: it {changed}")
     if not caller.may(permission):
         raise Refused(
             403, "FORBIDDEN", f"This needs the permission {permission}, which the role {caller.role} does not have."

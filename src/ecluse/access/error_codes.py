@@ -30,7 +30,9 @@ REFUSALS = {
         403, "The scope of the key does not cover the data that the request asks for.", "Use a key of scope ALL."
     ),
     "TENANT_DISABLED": ApiErrorCode(
-        403, "The tenant of the key is disabled.", "Ask an administrator to enable it: `ecluse tenants enable`."
+        403,
+        "The tenant of the key, or the one that an administrator would change, is disabled.",
+        "Ask an administrator to enable it: `ecluse tenants enable`.",
     ),
     "NOT_FOUND": ApiErrorCode(
         404, "The path, or what it names, does not exist for this tenant.", "Check the path and the ids in it."

@@ -1,4 +1,5 @@
-"""Tenants, the owners of runs, keys and secrets. A disabled tenant keeps its data, but its keys are refused."""
+"""Tenants, the owners of runs, keys and secrets. A disabled tenant keeps its data, but its keys are refused; admins of
+the tenant `default` can still read it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ ABOUT = f"""\
 The HTTP API of Ecluse.
 
 - **Keys**: send `Authorization: Bearer ecl_…`. Each operation names the permission it needs (`x-permission`). An admin
-  key of the tenant `default` may name another tenant with the header `Ecluse-Tenant`.
+  key of the tenant `default` may name another tenant with the header `Ecluse-Tenant`; one that is disabled it may read,
+  but not change.
 - **Errors** are `{{"error": {{"code", "message", "details", "request_id"}}}}`, or problem details (RFC 9457) if the
   Accept header names `{PROBLEM}`. [Every code]({EXPLAINED}) has a meaning and a remedy.
 - **Lists** are pages of 50, at most 200 (`limit`). `next_cursor` of a page is the `cursor` of the next one.

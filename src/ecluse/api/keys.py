@@ -244,8 +244,9 @@ async def preview_disable_of_tenant(look: Look, tenant: str) -> Row:
     command=Command("tenants disable", preview="preview_disable_of_tenant"),
 )
 async def disable_tenant(act: Act, tenant: str, body: DisableTenant) -> Row:
-    """Disable a tenant: its keys are refused within about a second. Its open runs go on; with `stop` they and
-    its jobs are cancelled, in the name of the caller's key and with this reason."""
+    """Disable a tenant: its keys are refused within about a second; admins of the tenant `default` can still read it.
+    Its open runs go on; with `stop` they and its jobs are cancelled, in the name of the caller's key and with this
+    reason."""
     administrators_only(act)
     if tenant == act.tenant:
         raise Conflict(

@@ -23,6 +23,20 @@ FORMS = {
     r"^[1-9][0-9]{0,17}$": "an id, such as 7",
     r"^[0-9a-f]{64}$": "a hash: 64 hexadecimal digits",
 }
+# What a value should be, in words, by the type of pydantic's error about it.
+KINDS = {
+    "string_type": "a text",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("decimal_type", "decimal_parsing"), "a decimal number as text, such as 12.50"),
+}
+TAGS = ("union_tag_invalid", "union_tag_not_found")  # types of the error about a field that says which model it is
+LENGTHS = {
+    **dict.fromkeys(("too_short", "string_too_short"), ("min_length", "at least")),
+    **dict.fromkeys(("too_long", "string_too_long"), ("max_length", "at most")),
+}
+SUBJECT = re.compile(r"^(?:Input|String|Value|List) should\b")  # in messages of pydantic
 NULLS = "says_nothing"  # type of the error about fields that are null; their names are in its context
 FIRST_VALUES = 1_000  # of a body: it may have a hundred thousand
 
@@ -63,15 +77,35 @@ def problem(error: Mapping[str, Any], spelled: Spelling = as_it_is, known: Colle
         return "there is no such field" + (f" (known: {', '.join(map(spelled, known))})" if known else "")
     if error["type"] == "string_pattern_mismatch" and (words := FORMS.get(error["ctx"]["pattern"])):
         return f"This should be {words}"
-    if error["type"] in ("decimal_parsing", "decimal_type"):
-        return "This should be a decimal number as text, such as 12.50"
-    return respelled(str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], "")), spelled)
+    if (kind := KINDS.get(error["type"])) is not None:
+        return f"This should be {kind}"
+    if error["type"] in LENGTHS:
+        return _length(error)
+    if error["type"] == "union_tag_invalid":
+        return f"This should be one of {error['ctx']['expected_tags']}, not {error['ctx']['tag']!r}"
+    if error["type"] == "union_tag_not_found":
+        return "Field required"
+    message = str(error["msg"]).removeprefix(BEFORE_OURS.get(error["type"], ""))
+    return respelled(SUBJECT.sub("This should", message), spelled)
+
+
+def _length(error: Mapping[str, Any]) -> str:
+    about = error["ctx"]
+    limit, bound = LENGTHS[error["type"]]
+    if bound == "at least" and about[limit] == 1:
+        return "This may not be empty"
+    # A secret text is called a value.
+    texts = error["type"].startswith("string") or about["field_type"] == "Value"
+    unit = "characters" if texts else "entries"
+    found = f", not {about['actual_length']}" if "actual_length" in about else ""
+    return f"This should have {bound} {about[limit]} {unit}{found}"
 
 
 def where(error: Mapping[str, Any], spelled: Spelling = as_it_is) -> str:
     """Return the path of the field that one entry of a model's `errors()` is about, such as `fiche_selection.mode`;
     empty for the value as a whole."""
-    return ".".join(spelled(part) if isinstance(part, str) else str(part) for part in error["loc"])
+    tag = (error["ctx"]["discriminator"].strip("'"),) if error["type"] in TAGS else ()
+    return ".".join(spelled(part) if isinstance(part, str) else str(part) for part in (*error["loc"], *tag))
 
 
 def respelled(text: str, spelled: Spelling) -> str:

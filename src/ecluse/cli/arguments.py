@@ -148,14 +148,16 @@ def typed(field: Json) -> str:
 
 def as_typed(command: Json, message: str) -> str:
     """Return an error message of the server with its field names replaced by the arguments and options that the user
-    types for them."""
+    types for them. In a sentence a secret is named, too: its option is a file."""
     names = {field["name"]: typed(field) for field in command["fields"]}
+    secret = [field for field in command["fields"] if field["type"] == "secret"]
+    in_sentence = {**names, **{field["name"]: f"{noun(field)} ({typed(field)})" for field in secret}}
 
     def named(found: re.Match[str]) -> str:
         name = found[2] if found[2] in names else found[2].lower()  # the client begins a sentence in upper case
         return f"{found[1]}{names[name]}: " if name in names else found[0]
 
-    return IN_SENTENCE.sub(lambda found: names.get(found[0], found[0]), FIELD.sub(named, message))
+    return IN_SENTENCE.sub(lambda found: in_sentence.get(found[0], found[0]), FIELD.sub(named, message))
 
 
 def noun(field: Json) -> str:
@@ -199,8 +201,14 @@ def value_of(field: Json, given: Any) -> Any:
     if field["type"] == "json":
         return read_json(given, name)
     if field["type"] == "secret":  # all users of the host can read command lines
-        return read_text(given, name).strip()
+        return _secret(given, name)
     return _scalar(field["type"], field.get("choices"), name, given)
+
+
+def _secret(file: str, name: str) -> str:
+    if not (found := read_text(file, name).strip()):
+        raise misused(f"{name}: {'stdin' if file == '-' else file} is empty: it must contain the secret.")
+    return found
 
 
 def _listed(field: Json, name: str, given: Sequence[str]) -> list[Any]:

@@ -310,7 +310,7 @@ def unreadable(subject: str, exc: ValidationError, said: str) -> TransientError:
 
 def first_problem(exc: ValidationError, whole: str = "it") -> str:
     """Return the first problem of a validation error, with its field; `whole` stands for the value as a whole."""
-    first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = exc.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {problem(first)}"
 
 

@@ -2,7 +2,8 @@
 an error is answered with a page.
 
 A page declares the permission it needs, and a visitor without a valid key is sent to the log-in form. A page that
-declares none needs no key.
+declares none needs no key; one that does is asked only for query parameters that it declares: a list whose filter is
+misspelled would show all rows.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from ecluse.access.door import PERMISSION
 from ecluse.access.envelope import Refused, note_refusal, request_id, status_of
 from ecluse.access.keys import Caller
 from ecluse.base.errors import EcluseError
+from ecluse.base.validation import problem
 from ecluse.db.outage import is_unavailable
 from ecluse.web import render
 
 log = structlog.get_logger(__name__)
 COOKIE = "ecluse_key"
+ANY_PARAMETER = "x-any-parameter"  # of a page that reads the query parameters itself
 LOGIN = "/ui/login"
 # No foreign and no inline scripts: text that was rendered unescaped by mistake would still not be executed.
 HEADERS = {
@@ -43,13 +46,16 @@ HEADERS = {
 class Page(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        permission = (self.openapi_extra or {}).get(PERMISSION)
+        declared, known = self.openapi_extra or {}, door.query_parameters(self)
+        permission, strict = declared.get(PERMISSION), ANY_PARAMETER not in declared
 
         async def shown(request: Request) -> Response:
             try:
                 refuse_other_sites(request)
                 if permission is not None:
                     door.charge(request, await admitted(request, permission))
+                    if strict:
+                        door.refuse_unknown(request, known)
                 answer = await handle(request)
                 if permission is not None:
                     answer = await door.counted(request, answer)
@@ -110,7 +116,7 @@ def _instead(request: Request, error: Exception) -> Response:
         case HTTPException():
             return render.trouble(request, error.status_code, str(error.detail))
         case RequestValidationError():
-            wrong = ", ".join(str(one["loc"][-1]) for one in error.errors())
+            wrong = "; ".join(f"{one['loc'][-1]}: {problem(one)}" for one in error.errors())
             return render.trouble(request, 422, f"Invalid parameters in the address: {wrong}.")
         case psycopg.Error() if is_unavailable(error):
             return render.trouble(request, 503, "The database is unavailable. Reload the page in a moment.")

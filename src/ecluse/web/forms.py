@@ -29,7 +29,7 @@ from ecluse.base.errors import EcluseError, InvalidInput, NotFound
 from ecluse.base.validation import NULLS, problem
 from ecluse.web import actions, render
 from ecluse.web.actions import ACTIONS
-from ecluse.web.authentication import Page, admitted, inside
+from ecluse.web.authentication import ANY_PARAMETER, Page, admitted, inside
 from ecluse.web.fields import (
     MORE,
     Field,
@@ -48,7 +48,8 @@ STALE = "The record has changed since this form was shown. The form now has its 
 EMPTY = "This may not be empty."
 KEY = b"idempotency-key"
 FIRST_SECONDS, LOOK_SECONDS = 3.0, 0.1  # how long a second submission waits for the first, and how often it tries
-ANY_PAGE = needs("me.read")  # the operation names the permission that its form needs
+# The operation names the permission that its form needs; query parameters are values of fields.
+ANY_PAGE = needs("me.read") | {ANY_PARAMETER: True}
 
 routes = APIRouter(route_class=Page, include_in_schema=False)
 

@@ -29,6 +29,7 @@ routes = APIRouter(route_class=Page, include_in_schema=False)
 
 @routes.get("/")
 @routes.get("/ui")
+@routes.get("/ui/")
 async def go_home() -> Response:
     return RedirectResponse(HOME, 303)
 

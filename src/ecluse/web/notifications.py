@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from markupsafe import Markup
 from pydantic import BaseModel
 
 from ecluse.access.door import caller_of, needs
@@ -39,13 +41,11 @@ OF_ENDPOINTS = (
 OF_DELIVERIES = (
     Column("name", "Delivery"),
     Column("status", "State"),
-    Column("event_type", "Event"),
-    Column("recipient", "Recipient"),
+    Column("event", "Event and recipient"),
     Column("executions", "Attempts", figure=True),
     Column("problem", "Last error"),
     Column("created_at", "Created"),
-    Column("next_attempt_at", "Next attempt"),
-    Column("ended_at", "Ended"),
+    Column("ended", "Ended"),
 )
 
 
@@ -123,9 +123,15 @@ def _delivery(request: Request, row: Row) -> Row:
         "href": f"/ui/runs/{row['id']}",  # a delivery is a run
         "status": row["state"],
         "state": STATES[row["state"]],
+        "event": Markup("{}<small>{}</small>").format(row["event_type"], row["recipient"]),
+        "ended": row["ended_at"] or _next_attempt(row["next_attempt_at"]),
         "problem": f"{row['error_code']}: {row['error']}" if row["error_code"] else None,
         "buttons": buttons(request, *again, back=HERE),
     }
+
+
+def _next_attempt(at: datetime | None) -> Markup | None:
+    return at and Markup("<small>next attempt</small>{}").format(render.instant(at))
 
 
 def _new(request: Request) -> list[Button]:

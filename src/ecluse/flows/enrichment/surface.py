@@ -208,10 +208,10 @@ async def create_request(asked: CallerRequest, body: NewRequest) -> TriggerReque
 @surface.read(ONE, needs=READ, answer=RequestShown, command=Command("requests show"))
 async def show_request(look: Look, request_id: RequestNumber) -> Row:
     """Show a request with the card of its company. If the data are missing or stale, they are answered as they are, and
-    a job is started."""
+    a job is started, unless the tenant is disabled."""
     config = _config(look)
     shown = await requests.show(look.connection, config, look.tenant, request_id)
-    if shown.wanting:
+    if shown.wanting and not look.caller.disabled:
         async with writes_of(look.request).connection(look.tenant) as connection, connection.transaction():
             await _launch(look, connection, shown.row, Trigger.OPENED)
             shown = await requests.show(connection, config, look.tenant, request_id)
