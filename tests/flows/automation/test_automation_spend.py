@@ -3,6 +3,7 @@ for their transcripts, and no others."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
@@ -80,3 +81,21 @@ async def test_a_start_of_a_schedule_whose_budget_is_used_up_is_refused_and_of_a
     assert (await world.ended(await world.trigger(other)))["status"] == "completed"
     await put(world, "schedule", mine, str(Decimal(spent) + 200))
     assert await world.trigger(mine)
+
+
+async def test_transcriptions_of_a_run_that_has_ended_stay_open_and_pay_once_its_budget_is_raised(automate, query):
+    world = await automate(speech=PRICES | ONE_BY_ONE, transcription_wait=timedelta(seconds=2))
+    schedule = await world.schedule(TWELVE, **NO_AUDITS)
+    await put(world, "schedule", schedule, "1")
+    run = await world.trigger(schedule)
+    await put(world, "run", run, "1")
+    assert (await world.ended(run))["failed_fiches"] == 1
+    assert query("SELECT count(*) FROM runs WHERE parent_run_id = %s AND ended_at IS NULL", run) == [(1,)]
+    assert paid(world, TWELVE) == 0
+    await put(world, "schedule", schedule, "200")
+    await put(world, "run", run, "200")
+    await until(lambda: paid(world, TWELVE) == 12)
+    await until(lambda: query("SELECT 1 FROM runs WHERE parent_run_id = %s AND ended_at IS NOT NULL", run))
+    with pytest.raises(Conflict, match=f"Run {run} has ended") as refused:
+        await put(world, "run", run, "300")
+    assert refused.value.code == "ALREADY_ENDED"

@@ -20,7 +20,6 @@ BASES: Mapping[Kind, tuple[str, ...]] = {
     "speech": ("elevenlabs",),
     "llm": ("llm",),
 }
-# Without the declared lanes, which are those of the tenant `default`.
 OVERRIDES_SHOWN = 10  # lanes per connection, at most
 BASE_OF_KIND = ", ".join(f"('{kind}', '{base}')" for kind, bases in BASES.items() for base in bases)
 # The connections, each with the caps that operators have set on its lanes: they stay in force instead of its own.
@@ -34,6 +33,7 @@ SELECT c.*, (
           AND (l.set_max_in_flight IS NOT NULL OR l.set_per_second IS NOT NULL)
         ORDER BY length(l.name), l.name LIMIT {OVERRIDES_SHOWN}) o) AS overrides
 FROM connections c)"""  # noqa: S608 - our own names
+# Without the declared lanes, which are those of the tenant `default`.
 MADE = "SELECT name FROM lanes WHERE tenant_id = %s AND base = ANY(%s) AND name <> base ORDER BY name"
 
 
