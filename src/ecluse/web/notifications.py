@@ -131,7 +131,7 @@ def _delivery(request: Request, row: Row) -> Row:
 
 
 def _next_attempt(at: datetime | None) -> Markup | None:
-    return at and Markup("<small>next attempt</small>{}").format(render.instant(at))
+    return None if at is None else Markup("<small>next attempt</small>{}").format(render.instant(at))
 
 
 def _new(request: Request) -> list[Button]:
