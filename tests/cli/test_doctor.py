@@ -263,7 +263,7 @@ def test_a_refused_key_is_named_until_a_call_succeeds(doctor, query):
     query("INSERT INTO lanes (name) VALUES ('crm')")
     query(REFUSED, *[new_run(query)] * 2)
     said = doctor()[1]["vendors", "warn"]
-    assert "crm: key refused, 1 calls" in said
+    assert "crm: key refused, 1 call in" in said
     assert said.endswith("crm answered 401")
     query(SUCCEEDED)
     assert ("vendors", "warn") not in doctor()[1]
@@ -289,7 +289,7 @@ def test_work_that_a_budget_holds_and_a_model_that_has_no_price_at_present(docto
         "INSERT INTO budgets (tenant_id, scope, subject_id, period, amount, created_at, updated_at)"
         " VALUES ('default', 'tenant', 0, 'day', 1, now(), now())"
     )
-    assert doctor()[1]["budgets", "warn"] == "1 items of tenant default wait for a budget: the budget is used up"
+    assert doctor()[1]["budgets", "warn"] == "1 item of tenant default waits for a budget: the budget is used up"
     query("DELETE FROM items")
     query(PAID)
     assert doctor()[1]["budgets", "warn"].endswith("no price for llm gpt-9")

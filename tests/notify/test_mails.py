@@ -302,6 +302,14 @@ def test_no_text_of_an_event_can_become_a_header(where):
     assert "<script>" not in one.get_body(("html",)).get_content()
 
 
+def test_a_mail_counts_the_targets_of_each_reason():
+    run = {"id": 7, "flow": "test", "status": "partial", "outcomes": {"successful": 3, "NOT_FOUND": 1, "TIMEOUT": 2}}
+    run |= dict.fromkeys(("selected", "reason", "state", "successful", "failed", "ignored", "cancelled"))
+    text = composed(delivery(), run | {"selection_incomplete": None}).get_body(("plain",)).get_content()
+    assert "1 target\n" in text
+    assert "2 targets\n" in text
+
+
 def test_a_mail_has_one_name_and_hides_what_looks_secret():
     same = [composed(delivery(run_id=n)) for n in (1, 2)]
     assert same[0]["Message-ID"] == same[1]["Message-ID"]

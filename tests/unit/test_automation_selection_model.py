@@ -242,7 +242,7 @@ def test_recordings_that_cannot_all_be_there_in_time_are_warned_of(recordings, p
     warning = budget_warning(recordings, per_minute, timedelta(minutes=minutes))
     assert (warning is None) == fits
     if warning is not None:
-        assert f"{recordings} recordings" in warning
+        assert warning.startswith(f"{recordings} recording")
         assert "AUTOMATION_TRANSCRIPTION_MAX_WAIT_MS" in warning
 
 

@@ -136,14 +136,14 @@ def test_rounds_and_executions_have_the_numbers_of_the_api(operator, pages_dsn, 
 def test_a_run_says_which_failed_targets_a_reconciliation_does_not_compare(operator, pages_dsn):
     _, run, _ = made(pages_dsn, name="Unknown", code="OUTCOME_UNKNOWN")
     shown = operator.shown(f"/ui/pricing/runs/{run}")
-    assert "1 failed targets are not compared, because their outcome is unknown" in shown
+    assert "1 failed target is not compared, because the outcome is unknown" in shown
     _, known, _ = made(pages_dsn, name="Known")
     assert "not compared" not in operator.shown(f"/ui/pricing/runs/{known}")
 
 
 def test_a_rollback_counts_the_restored_prices():
     run = {"counts": {"APPLIED": 414, "ROLLED_BACK": 30, "FAILED": 49}}
-    said = "Rollback is under way: 30 prices are restored, 414 are still as applied."
+    said = "Rollback is under way: 30 prices are restored, 414 still as applied."
     assert sentence(run, [{"kind": "rollback"}]) == said
     assert sentence(run, [{"kind": "apply"}]) == "Apply is under way: 493 of 493 targets are settled."
 
@@ -152,7 +152,7 @@ def test_a_rollback_counts_the_restored_prices():
     ("name", "label", "says"),
     [
         ("retry_rule_run", "Retry failed (2)", "2 failed targets are applied again."),
-        ("roll_back_rule_run", "Roll back", "2 applied prices are set back to their former values in the shop"),
+        ("roll_back_rule_run", "Roll back", "2 applied prices are set back to the former value in the shop"),
         ("reconcile_rule_run", "Reconcile", "2 applied prices are read from the shop and compared. No price changes."),
     ],
 )

@@ -40,7 +40,7 @@ class Agent:
         reporting.start()
         claiming.start()
         self.stopping.wait()
-        say(f"stopping; {len(self._attempts)} jobs are running")
+        say(f"stopping; jobs that are running: {len(self._attempts)}")
         while claiming.is_alive():
             self._server.interrupt()
             claiming.join(0.1)

@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from ecluse.base.errors import InvalidInput
+from ecluse.base.text import count_of
 
 ALIASES = {
     "@hourly": "0 * * * *",
@@ -90,7 +91,7 @@ class Cron:
         if self.text.startswith("@"):
             raise InvalidInput(f"Cron expression {text!r}: no such alias. {ACCEPTED}")
         if len(self.text) > LONGEST or len(fields) != 5:
-            given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            given = count_of(len(fields), "field")
             raise InvalidInput(f"Cron expression {text[:LONGEST]!r}: {given}; a cron expression has 5. {ACCEPTED}")
         try:
             self._fields = Named(self.text, SOME_DAY)

@@ -17,6 +17,12 @@ def first_few(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
+def count_of(number: int, one: str, many: str | None = None) -> str:
+    """Return a number and what it counts: `1 target`, `1,200 targets`. `many`: the words for another number than 1, if
+    they are not `one` with an s (`target is`, `targets are`)."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def span(length: timedelta) -> str:
     """Return a span of time for a message, to the second if it is a minute or more: `0.5 s`, `1 min`, `1 h 10 min`."""
     total = max(0.0, length.total_seconds())

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from ecluse.base.masking import ORIGIN_ENDS
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection, open_session
 from ecluse.db.outage import one_line
 from ecluse.db.pools import most_connections
@@ -205,10 +206,11 @@ async def _work(connection: Connection) -> AsyncIterator[Finding]:
     )
     for row in rows:
         if not row.has_worker:
-            says = f"{row.items} items of {row.event} are due, but no live worker has loaded the flow"
+            due = count_of(row.items, f"item of {row.event} is", f"items of {row.event} are")
+            says = f"{due} due, but no live worker has loaded the flow"
             yield Finding("warn", "work", says, "start a server with this flow (ECLUSE_FLOWS or --flow)")
     if all(row.has_worker for row in rows):
-        yield Finding("ok", "work", f"{sum(row.items for row in rows)} items due, a live worker for each")
+        yield Finding("ok", "work", f"{count_of(sum(row.items for row in rows), 'item')} due, a live worker for each")
 
 
 async def _lanes(connection: Connection) -> AsyncIterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.doctor.findings import Finding, rows_of
 
@@ -23,9 +24,8 @@ GROUP BY 1 ORDER BY 1
 async def _unconnected(connection: Connection) -> AsyncIterator[Finding]:
     rows = await rows_of(connection, UNCONNECTED)
     for row in rows:
-        says = (
-            f"tenant {row.tenant_id} has no connection {', '.join(row.kinds)}: runs of {row.schedules} schedules fail"
-        )
+        schedules = count_of(row.schedules, "schedule")
+        says = f"tenant {row.tenant_id} has no connection {', '.join(row.kinds)}: runs of {schedules} fail"
         do = f"`ecluse --tenant {row.tenant_id} connections create KIND --base-url URL --api-key-file FILE`"
         yield Finding("warn", "vendors", says, do)
     if not rows:
@@ -49,9 +49,8 @@ ORDER BY 1
 async def _refused(connection: Connection) -> AsyncIterator[Finding]:
     """Yield a warning for each lane whose key the vendor has refused in the last hour, without a success since."""
     for row in await rows_of(connection, REFUSED):
-        says = (
-            f"{row.name}: key refused, {row.calls} calls in the last hour, last at {row.last:%H:%M:%S%z}: {row.error}"
-        )
+        calls = count_of(row.calls, "call")
+        says = f"{row.name}: key refused, {calls} in the last hour, last at {row.last:%H:%M:%S%z}: {row.error}"
         do = (
             "give a valid key (`ecluse connections update KIND --api-key-file FILE`, or the server's variable), redrive"
         )
@@ -66,7 +65,8 @@ WHERE lane_id IN (SELECT id FROM lanes) AND claim_id IS NULL AND postponed_cause
 
 async def _held(connection: Connection) -> AsyncIterator[Finding]:
     for row in await rows_of(connection, HELD):
-        says = f"{row.items} items of tenant {row.tenant_id} wait for a budget: {row.why}"
+        of = f"of tenant {row.tenant_id}"
+        says = f"{count_of(row.items, f'item {of} waits', f'items {of} wait')} for a budget: {row.why}"
         yield Finding("warn", "budgets", says, "raise it with `ecluse budgets set`, or wait for its next period")
 
 

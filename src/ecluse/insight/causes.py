@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from ecluse.base.text import count_of
 from ecluse.engine.model.breaker import TRIGGERED
 from ecluse.engine.work.suspects import Suspicion
 
@@ -156,24 +157,26 @@ def detail_of(item: Facts) -> str:
         case "suspect":
             how = "run in a small group" if item.suspicion < Suspicion.ALONE else "run alone"
             how = how if item.suspicion < Suspicion.POISON else "not run again"
-            return f"{item.crashes} workers died while it was in flight: it is {how}"
+            return f"{count_of(item.crashes, 'worker')} died while it was in flight: it is {how}"
         case "in flight":
-            return f"lane {item.lane} has its {item.max_in_flight} calls in flight"
+            return f"lane {item.lane} has its {count_of(item.max_in_flight or 0, 'call')} in flight"
         case "per key":
             return f"{item.max_per_key} of its group are in flight, which is its cap in lane {item.lane}"
         case "throttled" if item.per_second is not None:
-            return f"lane {item.lane} starts {60 * item.per_second:.4g} calls a minute{_slowed(item)}"
+            pace = f"{60 * item.per_second:.4g}"
+            return f"lane {item.lane} starts {pace} call{'' if pace == '1' else 's'} a minute{_slowed(item)}"
         case _ if item.busy >= item.hands:
-            return f"the {_slots(item)} are in use"
+            return f"the {_slots(item)} {'is' if item.hands == 1 else 'are'} in use"
         case _ if item.share_full:
-            held = f"{item.own} calls of the tenant to this vendor are in flight"
+            of = "of the tenant to this vendor"
+            held = f"{count_of(item.own, f'call {of} is', f'calls {of} are')} in flight"
             return f"{held}: its share of the {_slots(item)} (ECLUSE_TENANT_SLOTS_SHARE)"
         case _:
             return "about to be claimed"
 
 
 def _slots(item: Facts) -> str:
-    return f"{item.hands} worker slots of {'1 replica' if item.workers == 1 else f'{item.workers} replicas'}"
+    return f"{count_of(item.hands, 'worker slot')} of {count_of(item.workers, 'replica')}"
 
 
 def _execution(item: Facts) -> str:
@@ -195,7 +198,7 @@ def detail_with_position(item: Facts) -> str:
     if cause_of(item) not in ("in flight", "throttled", "queued") and not (item.probing and item.held_until is None):
         return detail
     number, bound = (item.counted, "at least ") if item.position is None else (item.position, "")
-    return f"{detail}; {bound}{number} call{'' if number == 1 else 's'} before it"
+    return f"{detail}; {bound}{count_of(number, 'call')} before it"
 
 
 def expected(item: Facts) -> datetime | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_row, fetch_value
 from ecluse.insight.causes import instant
@@ -40,7 +41,7 @@ async def remarks(connection: Connection, run_id: int, waits: RunWaits) -> Remar
             f"stage {stage} has until {instant(deadline_at)}" + (": what starts later fails then" if late else "")
         )
     if count := await fetch_value(connection, WILL_FAIL, (run_id,)):
-        said.append(
-            f"{count:,} targets are known to fail: a stage may count them as waiting until it ends, the causes do not"
-        )
+        known = f"{count_of(count, 'target is', 'targets are')} known to fail"
+        them = "it" if count == 1 else "them"
+        said.append(f"{known}: a stage may count {them} as waiting until it ends, the causes do not")
     return Remarks(deadline_at, "; ".join(said) or None)

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from ecluse.base.errors import NotFound
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_all, fetch_column, fetch_one, fetch_value
 from ecluse.engine.model.roles import RUNS_AT_ONCE
@@ -304,7 +305,8 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
         return Group(cause, run["flow"], run["stage"], None, run["calls"], detail, run["since"])
 
     if run["calls"]:
-        return waits("gate", f"{_calls(run['calls'])} in flight, the oldest since {instant(run['since'])}")
+        calls = count_of(run["calls"], "call is", "calls are")
+        return waits("gate", f"{calls} in flight, the oldest since {instant(run['since'])}")
     if run["state"] == "queued" and run["workers"]:
         led = await fetch_value(connection, LED_OF_TENANT, run)
         most = f"a replica leads at most {RUNS_AT_ONCE:,}, of one tenant a share: ECLUSE_TENANT_SLOTS_SHARE"
@@ -320,17 +322,14 @@ async def _itself(connection: Connection, run: dict[str, Any]) -> Group:
         return waits("gate", f"all calls of stage {run['stage']} are done: its gate is about to poll")
     steps = f"no stage is open: its own steps are under way ({run['phase'] or run['status']})"
     if (others := await fetch_value(connection, LED_OF_TENANT, run) - 1) > 0:
-        steps += f", or wait for steps of the {others:,} other runs of the tenant that are led"
+        of = count_of(others, "other run of the tenant that is", "other runs of the tenant that are")
+        steps += f", or wait for steps of the {of} led"
     return waits("gate", steps)
 
 
 async def _is_led(connection: Connection, run: dict[str, Any]) -> bool:
     workflow = {"workflow": f"{run['tenant_id']}/{run['event_key']}"}
     return bool(await fetch_value(connection, LEADING) and await fetch_value(connection, LED, workflow))
-
-
-def _calls(count: int) -> str:
-    return "1 call is" if count == 1 else f"{count:,} calls are"
 
 
 async def _run(connection: Connection, tenant: str, run_id: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ecluse.base.masking import masked, masked_value
-from ecluse.base.text import storable
+from ecluse.base.text import count_of, storable
 from ecluse.notify.confirmation_tokens import LINK_LASTS
 from ecluse.notify.work import Delivery
 
@@ -75,7 +75,7 @@ def compose(
         rows += _counts(run)
         reasons = sorted(run["outcomes"].items(), key=lambda reason: (-reason[1], reason[0]))
         told = [(name, count) for name, count in reasons[:MOST_REASONS] if name != "successful"]
-        rows += [Fact(without_links(name), f"{count} targets") for name, count in told]
+        rows += [Fact(without_links(name), count_of(count, "target")) for name, count in told]
         if run["reason"]:
             rows.append(Fact("reason", _one_line(run["reason"]), free=True))
         if run["selection_incomplete"]:

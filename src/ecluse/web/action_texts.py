@@ -255,8 +255,8 @@ ACTION_TEXTS = {
     ),
     "queue_rule_run": Action(
         "Queue",
-        "{changed} prices change in the shop, exactly as planned. A price that was changed since the preview is left "
-        "as it is.",
+        "{changed:price changes|prices change} in the shop, exactly as planned. A price that was changed since the "
+        "preview is left as it is.",
         "The run was queued.",
         "rule run",
         PRICING,
@@ -265,7 +265,7 @@ ACTION_TEXTS = {
     ),
     "retry_rule_run": Action(
         "Retry failed",
-        "{FAILED} failed targets are applied again. Prices that were applied are not touched.",
+        "{FAILED:failed target is|failed targets are} applied again. Prices that were applied are not touched.",
         "The failed targets are applied again.",
         "rule run",
         PRICING,
@@ -274,7 +274,7 @@ ACTION_TEXTS = {
     ),
     "roll_back_rule_run": Action(
         "Roll back",
-        "{APPLIED} applied prices are set back to their former values in the shop, unless they were changed since.",
+        "{APPLIED:applied price is|applied prices are} set back to the former value in the shop, unless changed since.",
         "The rollback was started.",
         "rule run",
         PRICING,
@@ -284,7 +284,7 @@ ACTION_TEXTS = {
     ),
     "reconcile_rule_run": Action(
         "Reconcile",
-        "{APPLIED} applied prices are read from the shop and compared. No price changes.",
+        "{APPLIED:applied price is|applied prices are} read from the shop and compared. No price changes.",
         "The reconciliation was started.",
         "rule run",
         PRICING,

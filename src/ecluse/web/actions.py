@@ -11,12 +11,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 from fastapi import Request, Response
 
 from ecluse.access.surface import Declared
+from ecluse.base.text import count_of
 from ecluse.web.action_texts import ACTION_TEXTS, Action
 from ecluse.web.job_actions import JOB_ACTIONS
 
 DONE = "ecluse_done"  # cookie with the operation that was done; the page that shows the message deletes it
 DONE_SECONDS = 60
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+COUNT = re.compile(r"\{(\w+):([^|{}]+)\|([^|{}]+)\}")
 LONGEST = 200  # characters of a value in a message
 
 
@@ -81,14 +83,23 @@ def said(request: Request) -> Said | None:
 
 def titled(action: Action, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return the heading of a form: the label of the action, the kind of its record, and the record's name (without a
-    name, the values of the path)."""
+    name, the values of the path), such as `Edit rule 7`. A label of several words ends with a colon before the kind:
+    `Change caps: lane crm`."""
     which = record.get("name") or " ".join(values.values())
-    return " ".join(one for one in (action.label, action.what, which) if one)
+    label = f"{action.label}:" if action.what and " " in action.label else action.label
+    return " ".join(one for one in (label, action.what, which) if one)
 
 
 def in_words(text: str, values: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return `text` with each parameter `{name}` replaced by the value of that name in the path, or by the count of
-    that name in the record (such as targets by status). A parameter with neither becomes `No`."""
+    that name in the record (such as targets by status). A parameter with neither becomes `No`. `{name:one|many}` is a
+    count and its words, for 1 and for other numbers."""
     counts = [one.items() for one in record.values() if isinstance(one, Mapping)]
     known = {**{name: count for one in counts for name, count in one}, **values}
+
+    def counted(found: re.Match[str]) -> str:
+        name, one, many = found.groups()
+        return count_of(known[name], one, many) if name in known else f"No {many}"
+
+    text = COUNT.sub(counted, text)
     return PARAMETER.sub(lambda found: str(known.get(found[1], "No")), text)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import Listing, read_page
 from ecluse.access.wire import Filter, Offset, number, reads_of
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all
 from ecluse.engine import State
@@ -224,12 +225,14 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
     counts: Mapping[str, int] = run["counts"]
     total = sum(counts.values())
     if open_:
+        of = count_of(total, "target is", "targets are")
         applied, restored = counts.get(APPLIED, 0), counts.get("ROLLED_BACK", 0)
         settled = applied + restored + counts.get(FAILED, 0)
+        back = count_of(restored, "price is", "prices are")
         doing = {
             "preview": "The catalogue is being read.",
-            "apply": f"Apply is under way: {settled:,} of {total:,} targets are settled.",
-            "rollback": f"Rollback is under way: {restored:,} prices are restored, {applied:,} are still as applied.",
+            "apply": f"Apply is under way: {settled:,} of {of} settled.",
+            "rollback": f"Rollback is under way: {back} restored, {applied:,} still as applied.",
             "reconcile": "The applied prices are being compared with the shop.",
         }
         return doing[open_[0]["kind"]]
@@ -237,11 +240,11 @@ def sentence(run: Row, open_: Sequence[Row]) -> str:
         case "PREVIEW" if run["plan_hash"] is None:
             return "There is no plan: the preview failed." if run["stopped_reason"] else "The plan is not made yet."
         case "PREVIEW":
-            return f"{total:,} prices would change. Nothing is changed until the run is queued."
+            return f"{count_of(total, 'price')} would change. Nothing is changed until the run is queued."
         case _ if run["stopped_reason"]:
             return f"Stopped: {run['stopped_reason']}."
     said = ", ".join(f"{n:,} {status.lower().replace('_', ' ')}" for status, n in sorted(counts.items()))
-    return f"{said} of {total:,} targets."
+    return f"{said} of {count_of(total, 'target')}."
 
 
 def _sentence(reason: str | None) -> str | None:

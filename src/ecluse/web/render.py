@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ecluse.access.wire import kit_of
+from ecluse.base.text import count_of
 from ecluse.engine import STOPPED
 from ecluse.web import actions
 from ecluse.web.files import address
@@ -181,7 +182,7 @@ def _environment() -> Environment:
         "formatted": formatted,
         "with_code": with_code,
     }
-    made.globals |= {"static": address, "query": query, "dash": NONE}
+    made.globals |= {"static": address, "query": query, "count_of": count_of, "dash": NONE}
     made.globals["parts"] = made.get_template("parts.html").module  # global: blocks rendered alone need it, too
     return made
 

@@ -11,6 +11,7 @@ from ecluse.access.door import caller_of, needs
 from ecluse.access.listing import read_page
 from ecluse.access.wire import reads_of
 from ecluse.base.money import decimal_text
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row
 from ecluse.flows.connections.project_surface import PROJECTS, READ
@@ -99,7 +100,7 @@ def money(amount: int | None, currency: str) -> str:
 def in_words(rule: Row, currency: str) -> dict[str, str]:
     """Describe in words what a rule selects, how it changes a price, and the bounds of the new one."""
     chosen, change = rule["selection"], rule["change"]
-    parts = [f"{chosen['products_given']} products"] if chosen["products_given"] else []
+    parts = [count_of(chosen["products_given"], "product")] if chosen["products_given"] else []
     parts += [f"tags {', '.join(chosen['tags'])}"] if chosen["tags"] else []
     parts += _band("prices", chosen["price_from"], chosen["price_to"], currency)
     match change["kind"]:

@@ -102,10 +102,10 @@ CASES = {
         faults=(AWAY,),
         breaker=Breaker(failures=1, pause=timedelta(minutes=2), codes=frozenset({"VENDOR_ERROR_503"})),
     ),
-    "rate": Case("throttled", "lane elevenlabs starts 1 calls a minute", WAITING, speech={"per_minute": 1}),
+    "rate": Case("throttled", "lane elevenlabs starts 1 call a minute", WAITING, speech={"per_minute": 1}),
     "cap": Case(
         "in flight",
-        "lane elevenlabs has its 1 calls in flight",
+        "lane elevenlabs has its 1 call in flight",
         f"{IN_FLIGHT} 1",
         speech={"recording_concurrency": 1, **PATIENT},
         faults=(SLOW_ANSWER,),

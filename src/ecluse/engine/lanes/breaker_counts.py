@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from ecluse.base.text import span
+from ecluse.base.text import count_of, span
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_rows
 from ecluse.engine.model.breaker import NO_FAILURES, TRIGGERED, Breaker, CallResult, FailureStreak, tally
@@ -67,7 +67,7 @@ async def record_results(
             await connection.execute(PUT, {**facts, "error": last.error if streak.failures and last else None})
             if too_long and last is not None:
                 pause = breakers[lane_id].pause_after(before.trips)
-                many, closed = f"{TRIGGERED}: more than {most} times in a row", f"closed for {span(pause)}"
+                many, closed = f"{TRIGGERED}: more than {count_of(most, 'time')} in a row", f"closed for {span(pause)}"
                 reason = f"{many} {last.error}; {closed}"
                 await connection.execute(HOLD, {"lane": lane_id, "until": now + pause, "reason": reason})
                 if before.trips:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ecluse.base.errors import Conflict
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import fetch_all, fetch_rows
 from ecluse.engine.model.flow import Flow, Run
@@ -199,14 +200,17 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
         raise Conflict(why, code="ONLY_HOPELESS")
     if since := view["succeeded_since"]:
         where = ", ".join(view["succeeded_in"])
-        why = f"{since} targets that failed in run {run_id} have succeeded since, in run {where}: no other one is left."
+        of = f"that failed in run {run_id}"
+        have = count_of(since, f"target {of} has", f"targets {of} have")
+        why = f"{have} succeeded since, in run {where}: no other one is left."
         raise Conflict(f"{why} To repeat them nevertheless, set include_succeeded.", code="SUCCEEDED_SINCE")
     if failed and (choice.error_code or choice.stage):
-        why = f"{len(failed)} targets failed in run {run_id}, but none of them with this error_code and stage."
+        why = f"{count_of(len(failed), 'target')} failed in run {run_id}, but none with this error_code and stage."
         raise Conflict(why, code="NOTHING_CHOSEN")
     if choice.outcome == "failed" and failed:
-        why = f"Nothing failed in run {run_id}, but {len(failed)} targets were cancelled before they were finished: "
-        raise Conflict(f"{why}redrive them with outcome all.", code="ONLY_CANCELLED")
+        cancelled = count_of(len(failed), "unfinished target was", "unfinished targets were")
+        why = f"Nothing failed in run {run_id}, but {cancelled} cancelled: redrive with outcome all."
+        raise Conflict(why, code="ONLY_CANCELLED")
     if failed:
         why = f"No targets were cancelled in run {run_id}, but {len(failed)} failed: "
         raise Conflict(f"{why}redrive them with outcome failed or all.", code="NOTHING_CHOSEN")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_all, fetch_rows
 from ecluse.flows.automation.config import Config
@@ -124,7 +125,7 @@ def hints(setup: Setup, lanes: Collection[Row], replicas: Collection[Row], troub
     for one in troubled:
         about = f"Schedule {one['id']} ({one['name']})"
         if one["failures"]:
-            found.append(f"{about} could not be fired {one['failures']} times: {one['error']}")
+            found.append(f"{about} could not be fired {count_of(one['failures'], 'time')}: {one['error']}")
         elif one["is_stale"]:
             found.append(f"{about} has a run that takes longer than it may: it is ended as stale soon.")
         else:

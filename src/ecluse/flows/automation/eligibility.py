@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import as_json, fetch_column, fetch_rows
 from ecluse.engine import Run, Settled, settle_targets
@@ -59,7 +60,8 @@ def judge(
         reason = f"Groupe {state.groupe!r} is not among those selected" if state.groupe else "It has no groupe"
         return Settled(fiche_id, "ignored", "GROUPE", reason)
     if limit is not None and recordings > limit:
-        return Settled(fiche_id, "ignored", "TOO_MANY_RECORDINGS", f"{recordings} recordings, and {limit} is the most")
+        reason = f"{count_of(recordings, 'recording')}, and {limit} is the most"
+        return Settled(fiche_id, "ignored", "TOO_MANY_RECORDINGS", reason)
     if selection.only_with_recordings and not (recordings or state.has_recordings):
         return Settled(fiche_id, "ignored", "NO_RECORDINGS", "It has no recordings")
     return None
@@ -89,7 +91,9 @@ async def decide(connection: Connection, run: Run, default_limit: int | None) ->
         gone_on = len(fiche_ids) - len(settled)
         stale = [one for one in why if (state := known.get(one)) is not None and state.ready]
         if stale:
-            message = f"{len(stale)} fiches go on with the details known before: they could not be fetched anew"
+            goes = count_of(len(stale), "fiche goes", "fiches go")
+            they = "it" if len(stale) == 1 else "they"
+            message = f"{goes} on with the details known before: {they} could not be fetched anew"
             await events.log_line(connection, run, message, "warning", sample=stale[:5])
         await snapshot.add_summary(connection, run, filters={"picked": gone_on, **counted})
         message = "Fiche detail fetch complete (distributed)"

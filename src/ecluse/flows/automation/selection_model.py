@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ecluse.base import cron
 from ecluse.base.errors import InvalidInput
+from ecluse.base.text import count_of
 from ecluse.base.validation import EitherSpelling, Partial, partial_of, readable
 from ecluse.flows.connections.records import Kind
 from ecluse.flows.fiches.ids import why_not
@@ -237,8 +238,9 @@ def budget_warning(recordings: int, per_minute: float, max_wait: timedelta, knob
     minutes, budget = ceil(recordings / per_minute), max_wait / timedelta(minutes=1)
     if minutes <= budget:
         return None
+    missing = count_of(recordings, "recording has", "recordings have")
     return (
-        f"{recordings} recordings have no transcript yet, which takes {minutes} min at {per_minute:g} a minute; the "
+        f"{missing} no transcript yet, which takes {minutes} min at {per_minute:g} a minute; the "
         f"run waits {budget:g} min ({knob}): about {int(budget * per_minute)} of them "
         "can be there in time, and the fiches of the others fail."
     )
