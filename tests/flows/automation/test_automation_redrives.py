@@ -41,7 +41,11 @@ def test_a_redrive_takes_failures_and_on_request_what_was_cancelled(outcome, lea
     ("there", "code", "says"),
     [
         ([], "NOTHING_FAILED", "nothing to redrive"),
-        ([failed("3", "CANCELLED")], "ONLY_CANCELLED", "redrive them with outcome all"),
+        (
+            [failed("3", "CANCELLED")],
+            "ONLY_CANCELLED",
+            "1 unfinished target was cancelled: start the redrive with outcome all",
+        ),
         ([failed("2", "NO_URL", "NO_URL")], "ONLY_HOPELESS", "1 NO_URL"),
     ],
 )

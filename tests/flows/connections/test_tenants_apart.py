@@ -141,7 +141,7 @@ async def test_doctor_lists_the_tenants_whose_schedules_lack_a_connection(automa
     assert [one.level for one in await ask() if one.what == "vendors"] == ["ok"]
     await connection.execute("DELETE FROM connections WHERE kind = 'speech'")
     (found,) = [one for one in await ask() if one.what == "vendors"]
-    assert (found.level, found.says) == ("warn", "tenant beta has no connection speech: runs of 1 schedules fail")
+    assert (found.level, found.says) == ("warn", "tenant beta has no connection speech: runs of 1 schedule fail")
     assert "ecluse --tenant beta connections create" in found.do
 
 

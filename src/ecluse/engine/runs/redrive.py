@@ -209,7 +209,7 @@ def chosen(run_id: int, failed: Sequence[FailedTarget], choice: Choice) -> list[
         raise Conflict(why, code="NOTHING_CHOSEN")
     if choice.outcome == "failed" and failed:
         cancelled = count_of(len(failed), "unfinished target was", "unfinished targets were")
-        why = f"Nothing failed in run {run_id}, but {cancelled} cancelled: redrive with outcome all."
+        why = f"Nothing failed in run {run_id}, but {cancelled} cancelled: start the redrive with outcome all."
         raise Conflict(why, code="ONLY_CANCELLED")
     if failed:
         why = f"No targets were cancelled in run {run_id}, but {len(failed)} failed: "
