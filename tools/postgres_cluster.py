@@ -26,7 +26,7 @@ import psycopg
 from ecluse.base.errors import SetUpError
 from ecluse.db.postgres_user import Account, account_for
 
-CONNECTIONS = 300
+CONNECTIONS = 500  # three test workers share the cluster, and fault cases start several replicas each
 ROLE = "tester"
 OWNER = "owner"  # owns databases that the other role creates for it
 

@@ -337,7 +337,8 @@ def test_a_client_that_hangs_up_during_an_export_breaks_no_connection(api, dsn, 
             left = 1_000 + pages * 120_000
             while left > 0 and (got := one.recv(min(left, 65_536))):
                 left -= len(got)
-    wait_for(lambda: query("SELECT count(*) FROM pg_stat_activity WHERE state = 'active'") == [(1,)])
+    active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+    wait_for(lambda: query(active) == [(1,)])
     assert api.get("/api/me").status == 200
     assert [line.getMessage() for line in caplog.records if line.name.startswith("psycopg")] == []
 

@@ -65,7 +65,10 @@ def test_the_last_use_is_written_beside_the_request_and_at_most_once_a_minute(ap
 
 
 def test_requests_of_a_key_share_one_note_of_its_use(api, dsn):
-    noting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%last_used_at%'"
+    noting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%last_used_at%'"
+    )
     with psycopg.connect(dsn) as blocker:
         blocker.execute("SELECT 1 FROM api_keys FOR UPDATE")  # the note waits, so that it can be counted
         assert {api.get("/api/me").status for _ in range(10)} == {200}

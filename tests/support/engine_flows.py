@@ -100,6 +100,11 @@ WHERE c.id = n.claim_id
 """
 
 
+# Other tests may use other databases of the server.
+END_LISTENERS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND query LIKE 'LISTEN _ecluse%'
+"""
 NO_SHARE = SlotsLeft(1_000_000, [], [], [])
 
 

@@ -16,7 +16,7 @@ from ecluse.engine.lead import new_runs
 from ecluse.engine.lead.new_runs import TAKE
 from ecluse.engine.lead.story import Story
 from ecluse.insight.waiting import why_run
-from tests.support.engine_flows import PATIENCE, flow, given_targets, keys, run_to_end, stage, until
+from tests.support.engine_flows import END_LISTENERS, PATIENCE, flow, given_targets, keys, run_to_end, stage, until
 from tests.support.runs import start_run, wait_for_run
 
 ALL = {"room": 2, "full": [], "after": ""}
@@ -35,7 +35,7 @@ async def test_a_run_that_another_process_starts_is_led_at_once(start_kit, one):
 async def test_a_run_whose_notification_was_lost_is_found_by_the_next_poll(start_kit, query):
     f = flow(stage())
     kit = await start_kit(f, sweep_every=0.3)
-    query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN _ecluse%'")
+    query(END_LISTENERS)
     started = await start_run(kit, Start(f, "key", input={"targets": ["a"]}))
     assert (await wait_for_run(kit, started.run.id, PATIENCE))["status"] == "completed"
 

@@ -36,6 +36,7 @@ from ecluse.engine.lead.story import Story
 from ecluse.engine.work.claim import Claimant, claim_items
 from ecluse.engine.work.completion import end_by_operator
 from tests.support.engine_flows import (
+    END_LISTENERS,
     NO_SHARE,
     PATIENCE,
     TAKE_OVER,
@@ -216,7 +217,7 @@ async def test_a_lost_signal_delays_the_end_by_a_second_at_most(start_kit, query
     kit = await start_kit(f := flow(stage(calls.work)), hands=20)
     run = await started(kit, f, keys(30))
     await until(lambda: len(calls.running) == 20)
-    killed = query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN _ecluse%'")
+    killed = query(END_LISTENERS)
     assert killed == [(True,)]
     await end_run(kit, run, REASON)
     await until(lambda: not calls.running, 1.5)
