@@ -131,6 +131,7 @@ async def test_a_url_of_a_private_network_is_not_called_though_it_is_stored(dsn,
 
 async def test_no_connection_of_the_database_is_held_while_a_vendor_is_called(context, connection, sandbox):
     await connect(connection, sandbox, "acme")
+    await context.pool.wait()  # until all its connections are open
 
     async def call(crm: Any) -> None:
         assert context.pool.get_stats().get("requests_waiting", 0) == 0
