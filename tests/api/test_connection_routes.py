@@ -238,7 +238,7 @@ def test_at_most_ten_lanes_with_caps_of_an_operator_are_shown_and_the_others_cou
     )
     *shown, last = client.get(f"{PATH}/crm").json["overrides"]
     assert [one.partition(":")[0] for one in shown] == [f"lane crm/{tenant}/schedule-{n}" for n in range(1, 11)]
-    assert last == "2 further lanes with caps set by an operator: `ecluse lanes list` shows them"
+    assert last == "2 further lanes with caps set by an operator: see `ecluse lanes list`"
 
 
 def test_a_stored_connection_can_be_tested_and_deleted(client, sandbox, ask, tenant):

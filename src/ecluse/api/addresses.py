@@ -65,8 +65,7 @@ surface.listing(
 )
 async def ask_address(act: Act, body: NewAddress) -> Row:
     """Send a mail address a link that confirms it, also one that no endpoint or schedule names yet; its former link
-    becomes invalid. A confirmed address is sent none.
-    Refused if the last link was sent less than an hour ago."""
+    becomes invalid. A confirmed address is sent none. Refused if the last link was sent less than an hour ago."""
     setup: Setup = act.state.notify
     async with act.room_kept("mail_addresses", True):
         row, asked = await confirmation_requests.ask_again(act.connection, act.tenant, body.address)

@@ -271,7 +271,6 @@ async def test_without_an_audit_config_a_run_makes_no_transcripts(automate):
     assert len(log_rows(world, run["id"], "No audit configs resolved")) == 1
 
 
-@pytest.mark.req("AUT-116")
 async def test_a_run_whose_fiches_are_all_ignored_misses_no_audit_config(automate):
     world = await automate()
     run = await world.run_over("9300", "9301")

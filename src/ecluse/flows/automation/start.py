@@ -69,8 +69,8 @@ class AutomationRedrive(Redrive):
     async def estimate(self, connection: Connection, run: Run, taken: Sequence[FailedTarget]) -> Estimate:
         """Return how many transcripts and audits a redrive of these fiches would make, with time and cost as far as
         they are known. Calls that a fiche does not come to are not counted, because it fails before them again. The
-        time is that of the transcripts, at the rate of their lane. The cost of transcripts is their
-        price, that of audits the average cost of recent audits with these configs."""
+        time is that of the transcripts, at the rate of their lane. The cost of transcripts is their price, that of
+        audits the average cost of recent audits with these configs."""
         row = await fetch_row(connection, SETTINGS, (run.schedule_id,))
         if row is None or not taken:
             return Estimate()

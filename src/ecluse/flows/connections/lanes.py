@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from ecluse.base.text import count_of
 from ecluse.db.connect import Connection
 from ecluse.db.query import Row, fetch_column
 from ecluse.engine import Flow, Lane, put_lanes, retire_lanes
@@ -67,7 +68,8 @@ def with_remarks(row: Row) -> Row:
     """Return a row of WITH_OVERRIDES with each override in words, and the number of those that are not shown."""
     found = row["overrides"]
     more = found[0]["lanes"] - len(found) if found else 0
-    further = [f"{more} further lanes with caps set by an operator: `ecluse lanes list` shows them"] if more else []
+    lanes = count_of(more, "further lane")
+    further = [f"{lanes} with caps set by an operator: see `ecluse lanes list`"] if more else []
     return {**row, "overrides": [*(_remark(**one) for one in found), *further]}
 
 
